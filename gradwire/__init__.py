@@ -1,0 +1,35 @@
+"""gradwire: train PyTorch models over slow networks.
+
+It sends the gradient entries that matter, keeps the rest for later, and loses nothing:
+
+    ddp = DistributedDataParallel(model)
+    wire = gradwire.attach(ddp, method="topk", density=0.001)
+
+Importing it imports neither Triton nor CUDA, reads no environment and configures no logging.
+"""
+
+from gradwire.checkpoint import load, save
+from gradwire.cluster.local import VirtualCluster
+from gradwire.config import Config
+from gradwire.integrate.ddp import attach, ddp_hook
+from gradwire.integrate.loop import average
+from gradwire.state import State
+from gradwire.types import Sparse
+from gradwire.version import __version__
+
+# Last: the function takes the place of the package of the same name, which stays importable.
+from gradwire.operator import compress  # isort: skip
+
+__all__ = [
+    "Config",
+    "Sparse",
+    "State",
+    "VirtualCluster",
+    "__version__",
+    "attach",
+    "average",
+    "compress",
+    "ddp_hook",
+    "load",
+    "save",
+]

@@ -1,0 +1,7 @@
+"""Gradient + residual -> u: everything that is remembered between steps."""
+
+from gradwire.accumulate.bundle import Bundle
+from gradwire.accumulate.layout import arrange
+from gradwire.accumulate.schedule import Schedule
+
+__all__ = ["Bundle", "Schedule", "arrange"]

@@ -1,0 +1,105 @@
+"""One bundle's state: its residual, what its method remembers, what it has just delivered."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gradwire import kernels
+from gradwire.accumulate.layout import size_of
+from gradwire.kernels.scan import Piece
+from gradwire.types import ALIGN, Delivered, Memory, Scan, Slot
+
+
+class Bundle:
+    """Parameters that are compressed as one vector, with error feedback.
+
+    After a step the buffer still holds u; what was delivered is subtracted when the next step
+    begins, because only then is it known whether the optimiser took the step. `residual()` shows
+    the value with that already done.
+    """
+
+    def __init__(
+        self, slots: Sequence[Slot], device: torch.device, *, rank: int, index: int, dense: bool
+    ) -> None:
+        self.slots = list(slots)
+        self.index = index
+        self.dense = dense
+        self.size = size_of(slots)
+        self.entries = sum(slot.numel for slot in slots)
+        self.dtype = slots[0].dtype
+        self.buffer = torch.zeros(self.size + 1, device=device)
+        self.memory = Memory(rank, index)
+        self.delivered: Delivered | None = None
+        self.held: list[tuple[int, Tensor]] = []
+        self._maxima = torch.zeros(self.size // 16, device=device)
+
+    @property
+    def u(self) -> Tensor:
+        """gradient + residual, the spare entry left out."""
+        return self.buffer[: self.size]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory this bundle holds on to."""
+        loss = 0 if self.dtype == torch.float32 else self.buffer.nbytes
+        return self.buffer.nbytes + self._maxima.nbytes + loss
+
+    def accumulate(
+        self,
+        pieces: Sequence[Piece],
+        group: int,
+        skipped: Tensor,
+        unscale: Tensor | None = None,
+        unused: Sequence[Slot] = (),
+    ) -> Scan:
+        """u = gradient + residual, in place; first settles the last step unless it was skipped.
+
+        The residual of `unused` parameters is put aside until the step is settled: DDP throws away
+        what is delivered to them.
+        """
+        self.settle(skipped)
+        self._withhold(unused)
+        maxima = self._maxima[: self.size // group] if group else None
+        finite = kernels.scan(self.u, pieces, maxima, group or ALIGN, unscale)
+        return Scan(finite, maxima, group)
+
+    def _withhold(self, unused: Sequence[Slot]) -> None:
+        for slot in unused:
+            part = self.buffer[slot.offset : slot.offset + slot.numel]
+            self.held.append((slot.offset, part.clone()))
+            part.zero_()
+
+    def settle(self, skipped: Tensor) -> None:
+        """residual = u - delivered + rounding loss; with `skipped` (0-d bool) it stays u."""
+        if self.delivered is not None:
+            _settle(self.buffer, self.delivered, self.held, skipped)
+            self.delivered = None
+            self.held = []
+
+    def residual(self, skipped: Tensor) -> Tensor:
+        """A copy of the residual as the next step will find it."""
+        out = self.buffer.clone()
+        if self.delivered is not None:
+            _settle(out, self.delivered, self.held, skipped)
+        return out[: self.size]
+
+    def view(self, flat: Tensor, slot: Slot) -> Tensor:
+        """A parameter's part of a flat vector, in the parameter's own shape and memory order."""
+        return flat.as_strided(slot.shape, slot.stride, flat.storage_offset() + slot.offset)
+
+
+def _settle(
+    buffer: Tensor, delivered: Delivered, held: list[tuple[int, Tensor]], skipped: Tensor
+) -> None:
+    happened = delivered.ok * ~skipped
+    if delivered.indices is None or delivered.values is None:
+        buffer.mul_(1 - happened)
+    else:
+        kernels.spread(buffer, delivered.indices, -delivered.values * happened)
+    if delivered.loss is not None:
+        # Where nothing happened the loss may be infinite, and 0 * inf is not 0.
+        buffer.add_(torch.where(happened > 0, delivered.loss, 0))
+    for offset, kept in held:
+        buffer[offset : offset + kept.numel()] = kept
+    buffer[-1] = 0

@@ -1,0 +1,55 @@
+"""Which parameters travel together."""
+
+import fnmatch
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gradwire.errors import ConfigError
+from gradwire.types import MAX_SIZE, Slot, align
+
+
+def arrange(slots: Sequence[Slot], bundle_bytes: float, dense: Sequence[str]) -> list[list[Slot]]:
+    """The bundles: slots in the order given, cut where the dtype, the rule or the size asks for it.
+
+    A bundle holds one dtype, is dense or compressed as a whole, and takes at most `bundle_bytes`
+    of fp32 entries unless a single parameter is larger.
+    """
+    check_rules(slots, dense)
+    open_bundles: dict[tuple[object, bool], list[Slot]] = {}
+    done: list[list[Slot]] = []
+    for slot in slots:
+        key = (slot.dtype, is_dense(slot.name, dense))
+        bundle = open_bundles.setdefault(key, [])
+        if bundle and 4 * (_end(bundle) + align(slot.numel)) > bundle_bytes:
+            done.append(bundle)
+            bundle = open_bundles[key] = []
+        bundle.append(replace(slot, offset=_end(bundle)))
+    return done + list(open_bundles.values())
+
+
+def size_of(bundle: Sequence[Slot]) -> int:
+    """Entries of a bundle, the padding of its slots included."""
+    size = _end(bundle)
+    if size > MAX_SIZE:
+        raise ConfigError(
+            f"{bundle[0].name}: a bundle of {size:,} entries exceeds {MAX_SIZE:,}, what int32 "
+            f"indices reach. Split the parameter, or lower bundle_mb."
+        )
+    return size
+
+
+def is_dense(name: str, dense: Sequence[str]) -> bool:
+    """Whether a rule keeps this parameter dense."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in dense)
+
+
+def check_rules(slots: Sequence[Slot], dense: Sequence[str]) -> None:
+    """Raises for a rule that no parameter matches: it would be accepted and dropped."""
+    for pattern in dense:
+        if not any(fnmatch.fnmatchcase(slot.name, pattern) for slot in slots):
+            some = ", ".join(slot.name for slot in slots[:4])
+            raise ConfigError(f"dense={pattern!r} matches no parameter. Names look like: {some}")
+
+
+def _end(bundle: Sequence[Slot]) -> int:
+    return bundle[-1].offset + align(bundle[-1].numel) if bundle else 0

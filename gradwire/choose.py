@@ -1,0 +1,56 @@
+"""What one bundle does in one step: how many entries, by which exchange, and why."""
+
+from dataclasses import dataclass
+
+from gradwire.accumulate.bundle import Bundle
+from gradwire.accumulate.schedule import entries
+from gradwire.config import Config
+from gradwire.exchange import EXCHANGES
+from gradwire.kernels.topk import group_size
+
+REASONS = {
+    "method": "the method is dense",
+    "rule": "a rule keeps these parameters dense",
+    "small": "fewer entries than dense_below",
+    "schedule": "the schedule says density 1",
+    "flush": "flush or detach was called",
+    "bytes": "the exchange would send more bytes than dense",
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """k entries by `exchange`; with a `reason`, everything by the dense exchange."""
+
+    k: int
+    exchange: str
+    reason: str = ""
+    group: int = 0
+
+
+def choose(bundle: Bundle, config: Config, step: int, ranks: int, flush: bool) -> Choice:
+    """The choice for this step, the same on every rank."""
+    density = config.schedule.at(step)
+    k = entries(density, bundle.entries)
+    reason = _why_dense(bundle, config, density, k, ranks, flush)
+    if reason:
+        return Choice(bundle.size, "dense", reason)
+    return Choice(k, config.exchange, group=group_size(bundle.size, k))
+
+
+def _why_dense(
+    bundle: Bundle, config: Config, density: float, k: int, ranks: int, flush: bool
+) -> str:
+    if config.method == "dense":
+        return "method"
+    if bundle.dense:
+        return "rule"
+    if flush:
+        return "flush"
+    if density == 1:
+        return "schedule"
+    if bundle.entries < config.dense_below:
+        return "small"
+    cost, dense = EXCHANGES[config.exchange].bytes, EXCHANGES["dense"].bytes
+    size, encoding = bundle.size, config.encoding
+    return "bytes" if cost(ranks, size, k, encoding) > dense(ranks, size, k, encoding) else ""

@@ -1,0 +1,1 @@
+"""The ranks: torch.distributed's, or virtual workers in one process."""

@@ -1,0 +1,93 @@
+"""What an exchange may ask of the ranks, and the ranks of torch.distributed."""
+
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gradwire.errors import ExchangeError
+from gradwire.stages import stage
+
+
+class Group(Protocol):
+    """P ranks that call the same operations in the same order."""
+
+    rank: int
+    size: int
+    bytes_sent: int
+    """What has left this rank so far, with the ring algorithms that Gloo and NCCL use."""
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """[size, n]: every rank's flat tensor, in rank order. Sends n (P - 1)."""
+        ...
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """The sum over ranks, in place, the same bits on every rank. Sends 2 n (P - 1) / P."""
+        ...
+
+
+class DistributedGroup:
+    """The ranks of a torch.distributed process group."""
+
+    def __init__(self, process_group: dist.ProcessGroup, device: torch.device) -> None:
+        self.process_group = process_group
+        self.device = device
+        self.rank = dist.get_rank(process_group)
+        self.size = dist.get_world_size(process_group)
+        self.bytes_sent = 0
+        backend = process_group._get_backend(device).name()
+        self.on_stream = device.type == "cuda" and backend == "nccl"
+        """Whether collectives are enqueued on the device's stream instead of blocking the host."""
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        out = tensor.new_empty(self.size, tensor.numel())
+        with stage("exchange"):
+            self._call("all-gather", tensor, dist.all_gather_into_tensor, out.view(-1), tensor)
+        self.bytes_sent += (self.size - 1) * tensor.nbytes
+        return out
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        with stage("exchange"):
+            self._call("all-reduce", tensor, dist.all_reduce, tensor)
+        self.bytes_sent += 2 * (self.size - 1) * tensor.nbytes // self.size
+        return tensor
+
+    def agree(self, what: str, **fields: int) -> None:
+        """Raises on every rank, naming rank and field, unless all ranks hold the same numbers.
+
+        Gloo aborts the process when message sizes differ; this small round makes it an error.
+        """
+        mine = torch.tensor(list(fields.values()), dtype=torch.int64, device=self.device)
+        table = self.all_gather(mine).tolist()
+        for rank, row in enumerate(table):
+            for name, other, own in zip(fields, row, table[0], strict=True):
+                if other != own:
+                    raise ExchangeError(
+                        f"{what}: rank {rank} has {name} {other}, rank 0 has {own}. All ranks must "
+                        f"run the same steps and call flush, detach and load together."
+                    )
+
+    def give_up(self) -> None:
+        """Break the connections, so that peers fail now and not at their timeout."""
+        if self.on_stream or self.size == 1:
+            return
+        try:
+            peer = (self.rank + 1) % self.size
+            waiting = dist.irecv(
+                torch.empty(1), group=self.process_group, group_src=peer, tag=0x6777
+            )
+            if waiting is not None:
+                waiting.wait(timedelta(milliseconds=1))
+        except RuntimeError:
+            pass
+
+    def _call(self, name: str, tensor: Tensor, collective: object, *args: Tensor) -> None:
+        try:
+            collective(*args, group=self.process_group)  # type: ignore[operator]
+        except RuntimeError as error:
+            raise ExchangeError(
+                f"rank {self.rank} of {self.size}: {name} of {tensor.nbytes} bytes failed in stage "
+                f"exchange: {error}"
+            ) from error

@@ -1,0 +1,110 @@
+"""Ranks without a cluster: P workers in one process that run the same exchange code as real ones."""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from gradwire.stages import stage
+
+T = TypeVar("T")
+
+
+class VirtualRanks:
+    """P workers that take turns: one runs until it needs the others, then the next one does.
+
+    Each has a thread, but only one runs at a time, in rank order: results repeat, and torch's own
+    threads are not oversubscribed.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.groups = [VirtualGroup(self, rank) for rank in range(size)]
+        self._rounds: dict[int, list[Tensor]] = {}
+        self._round = [0] * size
+        self._turns = [threading.Semaphore(0) for _ in range(size)]
+        self._failure: BaseException | None = None
+
+    def run(self, work: Callable[[int], T]) -> list[T]:
+        """[work(rank) for every rank], all of them advancing together."""
+        results: list[T | None] = [None] * self.size
+        self._failure = None
+        self._rounds.clear()
+        self._round = [0] * self.size
+
+        def worker(rank: int) -> None:
+            self._turns[rank].acquire()
+            try:
+                if self._failure is None:
+                    results[rank] = work(rank)
+            except BaseException as error:
+                self._failure = self._failure or error
+            finally:
+                self._pass_on(rank)
+
+        threads = [
+            threading.Thread(target=worker, args=(r,), daemon=True) for r in range(self.size)
+        ]
+        for thread in threads:
+            thread.start()
+        self._turns[0].release()
+        for thread in threads:
+            thread.join()
+        # The last rank to finish passes the turn on to nobody.
+        self._turns = [threading.Semaphore(0) for _ in range(self.size)]
+        if self._failure is not None:
+            raise self._failure
+        return results  # type: ignore[return-value]
+
+    def _pass_on(self, rank: int) -> None:
+        self._turns[(rank + 1) % self.size].release()
+
+    def meet(self, rank: int, tensor: Tensor) -> list[Tensor]:
+        """Every rank's tensor; returns once all ranks have offered theirs."""
+        this = self._round[rank]
+        self._round[rank] += 1
+        offered = self._rounds.setdefault(this, [])
+        offered.append(tensor)
+        self._pass_on(rank)
+        self._turns[rank].acquire()
+        if self._failure is not None:
+            raise RuntimeError("another virtual worker failed") from self._failure
+        if rank == self.size - 1:
+            del self._rounds[this]
+        return offered
+
+
+class VirtualGroup:
+    """One virtual worker's view of the others."""
+
+    on_stream = True
+
+    def __init__(self, ranks: VirtualRanks, rank: int) -> None:
+        self._ranks = ranks
+        self.rank = rank
+        self.size = ranks.size
+        self.bytes_sent = 0
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        self.bytes_sent += (self.size - 1) * tensor.nbytes
+        with stage("exchange"):
+            return torch.stack(self._meet(tensor))
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        self.bytes_sent += 2 * (self.size - 1) * tensor.nbytes // self.size
+        with stage("exchange"):
+            total = sum_in_order(self._meet(tensor.clone()))
+            return tensor.copy_(total)
+
+    def _meet(self, tensor: Tensor) -> Sequence[Tensor]:
+        return self._ranks.meet(self.rank, tensor)
+
+
+def sum_in_order(tensors: Sequence[Tensor]) -> Tensor:
+    """The sum, added in rank order."""
+    total = tensors[0].clone()
+    for tensor in tensors[1:]:
+        total += tensor
+    return total

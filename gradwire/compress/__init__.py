@@ -1,0 +1,39 @@
+"""How a worker chooses: u -> Sparse, one file a method.
+
+A method is a function `(u, k, memory, scan, *, options...) -> Sparse`, pure but for `memory`. To
+add one, write it in a file of its own and name it in METHODS.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gradwire.compress.dense import dense
+from gradwire.compress.randk import randk
+from gradwire.compress.topk import topk
+from gradwire.types import Sparse
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way of choosing: its function, and what the function says of itself."""
+
+    run: Callable[..., Sparse]
+
+    @property
+    def name(self) -> str:
+        return self.run.__name__
+
+    @property
+    def summary(self) -> str:
+        return (inspect.getdoc(self.run) or "").splitlines()[0]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keyword-only arguments of the function, with their defaults."""
+        parameters = inspect.signature(self.run).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+METHODS: dict[str, Method] = {m.name: m for m in map(Method, (topk, randk, dense))}

@@ -1,0 +1,13 @@
+"""Every entry: the baseline that everything else is compared with."""
+
+import torch
+from torch import Tensor
+
+from gradwire.types import Memory, Scan, Sparse
+
+
+def dense(u: Tensor, k: int, memory: Memory, scan: Scan | None = None) -> Sparse:
+    """Every entry of u, whatever the density."""
+    indices = torch.arange(u.numel(), dtype=torch.int32, device=u.device)
+    count = torch.full((), u.numel(), dtype=torch.int32, device=u.device)
+    return Sparse(indices, u.clone(), count, u.numel(), common=True)

@@ -1,0 +1,82 @@
+"""Random-k: k entries drawn without looking at them."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from gradwire.types import Memory, Scan, Sparse
+
+ROUNDS = 6
+WALKS = 24
+
+
+def randk(
+    u: Tensor,
+    k: int,
+    memory: Memory,
+    scan: Scan | None = None,
+    *,
+    shared: bool = True,
+    seed: int = 0,
+) -> Sparse:
+    """k entries drawn uniformly, the same on every rank (shared) or each rank its own.
+
+    Rand_k of Stich et al. (2018): E ||u - C(u)||^2 = (1 - k/d) ||u||^2. With `shared` every rank
+    draws the same entries, so no indices travel. memory["draws"] counts the draws so far, on the
+    device; draw n of (seed, bundle, rank) is the same on every machine and after every resume.
+    """
+    if "draws" not in memory:
+        memory["draws"] = torch.zeros((), dtype=torch.int64, device=u.device)
+    draws = memory["draws"]
+    stream = _mix_int(seed, memory.bundle, 0 if shared else memory.rank + 1)
+    key = _mix(draws + stream)
+    draws.add_(1)
+    chosen = permuted(torch.arange(k, device=u.device), u.numel(), key).sort().values
+    indices = chosen.clamp(max=u.numel()).to(torch.int32)
+    values = torch.where(chosen < u.numel(), u[chosen.clamp(max=u.numel() - 1)], 0)
+    count = (chosen < u.numel()).sum(dtype=torch.int32)
+    return Sparse(indices, values, count, u.numel(), common=shared)
+
+
+def permuted(x: Tensor, size: int, key: Tensor) -> Tensor:
+    """Where each x lands under a keyed permutation of 0..size-1: k distinct draws without a sort of d.
+
+    A Feistel network on an a x b grid that just covers `size`; what lands outside walks on until
+    it is inside. The grid exceeds `size` by less than one row, so WALKS steps leave outside, if
+    anything, once in 10^20 draws; the caller treats such an entry as not drawn.
+    """
+    a = max(1, math.isqrt(size))
+    b = -(-size // a)
+    out = _feistel(x, a, b, key)
+    for _ in range(min(WALKS, a * b - size)):
+        out = torch.where(out < size, out, _feistel(out, a, b, key))
+    return out
+
+
+def _feistel(x: Tensor, a: int, b: int, key: Tensor) -> Tensor:
+    left, right = x // b, x % b
+    for r in range(ROUNDS):
+        left = (left + (_mix(right + key + 2 * r) & 0x7FFFFFFF)) % a
+        right = (right + (_mix(left + key + 2 * r + 1) & 0x7FFFFFFF)) % b
+    return left * b + right
+
+
+_A, _B = -7046029254386353131, -4658895280553007687
+_SIGNED = 1 << 63
+
+
+def _mix(x: Tensor) -> Tensor:
+    """A 64-bit finaliser (splitmix64) on int64 tensors, whose products wrap."""
+    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * _B
+    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * _A
+    return x ^ ((x >> 31) & 0x1FFFFFFFF)
+
+
+def _mix_int(*words: int) -> int:
+    """The words hashed into one int64, without touching a device."""
+    h = 0x9E3779B97F4A7C15
+    for word in words:
+        h = ((h ^ (word & (2**64 - 1))) * 0xBF58476D1CE4E5B9) % 2**64
+        h ^= h >> 31
+    return h - 2**64 if h >= _SIGNED else h

@@ -1,0 +1,19 @@
+"""Exact top-k: the k entries of largest magnitude."""
+
+import torch
+from torch import Tensor
+
+from gradwire import kernels
+from gradwire.types import Memory, Scan, Sparse
+
+
+def topk(u: Tensor, k: int, memory: Memory, scan: Scan | None = None) -> Sparse:
+    """The k largest |u|, exactly; ties go to the smaller index.
+
+    Top_k of Aji and Heafield (2017), Stich et al. (2018). Error ||u - C(u)||^2 is the smallest that
+    k entries allow.
+    """
+    maxima, group = (scan.maxima, scan.group) if scan is not None else (None, 0)
+    indices = kernels.topk(u, k, maxima, group)
+    count = torch.full((), k, dtype=torch.int32, device=u.device)
+    return Sparse(indices, u[indices], count, u.numel())

@@ -1,0 +1,151 @@
+"""What to do, frozen: one Config a model."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gradwire.accumulate.schedule import Schedule
+from gradwire.compress import METHODS
+from gradwire.encode import Encoding
+from gradwire.errors import ConfigError, unknown
+from gradwire.exchange import EXCHANGES
+
+
+@dataclass(frozen=True)
+class Config:
+    """How gradients are compressed and exchanged.
+
+    method, exchange: how a worker chooses and how workers agree; `method="topk/dense"` names both.
+    density: the share of entries a worker sends, in (0, 1].
+    values: how values travel, "fp32" or "bf16" (what rounding takes away stays in the residual).
+    indices: how indices travel, "int32".
+    options: the method's own options, e.g. {"shared": False} for randk.
+    dense: patterns of parameter names that are never compressed, e.g. ("*.bias", "bn*").
+    dense_steps: steps at the start that send everything.
+    warmup, warmup_steps: then `warmup_steps` steps at each of these densities.
+    bundle_mb: fp32 gradient megabytes that are compressed and exchanged as one vector.
+    dense_below: bundles of fewer entries are sent whole; the latency is the same.
+    timeout: seconds until a collective that waits for a peer fails.
+    """
+
+    method: str = "topk"
+    density: float = 0.001
+    exchange: str = ""
+    values: str = "fp32"
+    indices: str = "int32"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    dense: tuple[str, ...] = ()
+    dense_steps: int = 0
+    warmup: tuple[float, ...] = ()
+    warmup_steps: int = 0
+    bundle_mb: float = 25.0
+    dense_below: int = 1024
+    timeout: float = 1800.0
+
+    def __post_init__(self) -> None:
+        self._resolve_names()
+        check_density(self.density)
+        for density in self.warmup:
+            check_density(density, "warmup")
+        check_options(self.method, self.options)
+        Encoding(self.values, self.indices)
+        if self.indices == "common":
+            raise ConfigError("indices='common' is chosen by methods that share their indices")
+        for name in ("dense_steps", "warmup_steps", "dense_below"):
+            _check_whole(name, getattr(self, name))
+        if self.warmup and not self.warmup_steps:
+            raise ConfigError("warmup needs warmup_steps, the steps at each density; got 0")
+        for name in ("bundle_mb", "timeout"):
+            _check_positive(name, getattr(self, name))
+
+    def _resolve_names(self) -> None:
+        """`method="topk/dense"` is method and exchange; without an exchange there is a default."""
+        method, _, exchange = str(self.method).partition("/")
+        if exchange and self.exchange not in ("", exchange):
+            raise ConfigError(
+                f"method={self.method!r} names exchange {exchange!r}, exchange={self.exchange!r} "
+                f"another: give one"
+            )
+        exchange = exchange or self.exchange or ("dense" if method == "dense" else "allgather")
+        if method not in METHODS:
+            raise unknown("method", method, METHODS)
+        if exchange not in EXCHANGES:
+            raise unknown("exchange", exchange, EXCHANGES)
+        dense = (self.dense,) if isinstance(self.dense, str) else tuple(self.dense)
+        for name, value in [("method", method), ("exchange", exchange), ("dense", dense)]:
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "warmup", tuple(self.warmup))
+        object.__setattr__(self, "options", dict(self.options))
+
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule(self.density, self.dense_steps, self.warmup, self.warmup_steps)
+
+    @property
+    def encoding(self) -> Encoding:
+        return Encoding(self.values, self.indices)
+
+    def asdict(self) -> dict[str, Any]:
+        """The fields as plain JSON values."""
+        out = dataclasses.asdict(self)
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in out.items()}
+
+
+def configure(config: Config | None, fields: Mapping[str, Any]) -> Config:
+    """`config` with `fields` on top; a field may also be an option of the method."""
+    known = {f.name for f in dataclasses.fields(Config)}
+    base = config if config is not None else Config()
+    if not isinstance(base, Config):
+        raise ConfigError(f"config must be a gradwire.Config, got {type(base).__name__}")
+    method = str(fields.get("method", base.method)).partition("/")[0]
+    if method not in METHODS:
+        raise unknown("method", method, METHODS)
+    options = METHODS[method].options
+    for name in fields:
+        if name not in known and name not in options:
+            raise unknown("option", name, known | set(options))
+    given = {k: v for k, v in fields.items() if k in known}
+    extra = {k: v for k, v in fields.items() if k not in known}
+    if extra:
+        given["options"] = {**given.get("options", base.options), **extra}
+    if "method" in given and "exchange" not in given:
+        given["exchange"] = "" if config is None or "/" in given["method"] else base.exchange
+    return dataclasses.replace(base, **given)
+
+
+def check_density(value: Any, name: str = "density", use_k: bool = False) -> float:
+    """`value` if it is a density; otherwise an error that says what to write."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if number and not math.isnan(value) and 0 < value <= 1:
+        return float(value)
+    hint = "It is the share of entries that is sent; one in a hundred is 0.01."
+    if number and value > 1 and value == int(value):
+        if use_k:
+            hint = f"For a fixed number of entries use k={int(value)}."
+        elif value <= 100:
+            hint = f"{value:g} % is {value / 100:g}."
+    raise ConfigError(f"{name} must be in (0, 1], got {value!r}. {hint}")
+
+
+def check_options(method: str, options: Mapping[str, Any]) -> None:
+    known = METHODS[method].options
+    for name, value in options.items():
+        if name not in known:
+            if not known:
+                raise ConfigError(f"method {method!r} has no options, got {name!r}")
+            raise unknown(f"option of {method}", name, known)
+        if not isinstance(value, type(known[name])):
+            wanted = type(known[name]).__name__
+            raise ConfigError(f"option {name} of {method} must be {wanted}, got {value!r}")
+
+
+def _check_whole(name: str, value: Any) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ConfigError(f"{name} must be a whole number of at least 0, got {value!r}")
+
+
+def _check_positive(name: str, value: Any) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        raise ConfigError(f"{name} must be a number above 0, got {value!r}")

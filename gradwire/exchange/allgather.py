@@ -1,0 +1,32 @@
+"""Everyone sends its entries to everyone."""
+
+import torch
+from torch import Tensor
+
+from gradwire.cluster.group import Group
+from gradwire.encode import Encoding, Message, nbytes
+from gradwire.exchange.outcome import Outcome
+from gradwire.kernels import spread
+from gradwire.stages import stage
+
+
+def allgather(message: Message, u: Tensor, group: Group) -> Outcome:
+    """Every rank's entries to every rank: one all-gather, (P - 1) messages sent.
+
+    1. gather the P messages; 2. from zero, add them one by one in rank order, so that every rank
+    gets the same bits. A rank that is not finite makes the start NaN instead of zero.
+    """
+    gathered = group.all_gather(message.buffer)
+    with stage("decode"):
+        received = [message.unpack(row) for row in gathered.unbind()]
+        ok = torch.stack([usable for _, usable in received]).all()
+        update = u.new_empty(u.numel() + 1)
+        update.copy_(torch.where(ok, 0.0, float("nan")))
+        for entries, _ in received:
+            spread(update, entries.indices, entries.values / group.size)
+    return Outcome(update, received[group.rank][0], ok)
+
+
+def allgather_bytes(ranks: int, size: int, capacity: int, encoding: Encoding) -> int:
+    """A ring passes each message on P - 1 times."""
+    return (ranks - 1) * nbytes(capacity, encoding)

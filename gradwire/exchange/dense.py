@@ -1,0 +1,35 @@
+"""Everyone sends everything: one all-reduce."""
+
+import torch
+from torch import Tensor
+
+from gradwire.cluster.group import Group
+from gradwire.encode import Encoding, Message
+from gradwire.exchange.outcome import Outcome
+from gradwire.kernels import spread
+from gradwire.stages import stage
+
+
+def dense(message: Message, u: Tensor, group: Group) -> Outcome:
+    """One dense all-reduce in fp32, whatever was chosen: 2 (P - 1) / P of the gradient sent.
+
+    Without a selection every entry of u goes; with one, the chosen entries do, the others as
+    zeros. The number of ranks that were not finite is summed in the spare last entry.
+    """
+    with stage("encode"):
+        update = u.new_zeros(u.numel() + 1)
+        if message.sparse is None:
+            update[:-1] = u
+        else:
+            spread(update, message.sparse.indices, message.sparse.values)
+        update[-1] = 1 - message.finite
+    group.all_reduce(update)
+    with stage("decode"):
+        ok = update[-1] == 0
+        update.div_(torch.where(ok, float(group.size), float("nan")))
+    return Outcome(update, message.sparse, ok)
+
+
+def dense_bytes(ranks: int, size: int, capacity: int, encoding: Encoding) -> int:
+    """A ring all-reduce sends 2 (P - 1) chunks of size / P; one entry more counts who was finite."""
+    return 2 * (ranks - 1) * 4 * (size + 1) // ranks

@@ -1,0 +1,21 @@
+"""What every exchange returns."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gradwire.types import Sparse
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The mean over all ranks, and what this rank gave to it.
+
+    update: fp32, `size` + 1 entries, the last one spare; NaN everywhere when not ok. delivered:
+    this rank's entries as receivers see them, None for every entry. ok: 0-d bool, False when some
+    rank was not finite; then nothing was delivered.
+    """
+
+    update: Tensor
+    delivered: Sparse | None
+    ok: Tensor

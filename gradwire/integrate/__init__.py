@@ -1,0 +1,1 @@
+"""Adapters to the ways people train. No algorithm lives here."""

@@ -1,0 +1,125 @@
+"""DDP's buckets come in, bundles go out, averaged buckets go back.
+
+A bundle is processed when all its parameters have arrived, in whatever buckets they came; a bucket
+is answered when all bundles it has a part in are done. Buckets arrive in the same order on every
+rank, and so bundles complete in the same order.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.futures import Future
+
+from gradwire.accumulate import Bundle
+from gradwire.state import State
+from gradwire.types import Slot
+
+
+@dataclass
+class Waiting:
+    """A bucket that has been handed over and the bundles it still waits for."""
+
+    buffer: Tensor
+    future: "Future[object]"
+    bundles: set[int] = field(default_factory=set)
+
+
+class Buckets:
+    """Sorts the parameters of one step's buckets into bundles."""
+
+    def __init__(self, state: State, names: dict[int, str]) -> None:
+        self._state = state
+        self._names = names
+        # The backward pass brings buckets while the ordered thread finishes bundles.
+        self._lock = threading.Lock()
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget a step that did not finish."""
+        self._parts: dict[str, Tensor] = {}
+        self._missing = {b.index: len(b.slots) for b in self._state.bundles}
+        self._left = len(self._missing)
+        self._waiting: list[Waiting] = []
+
+    @property
+    def idle(self) -> bool:
+        """Whether every bundle of this step is done."""
+        return self._left == 0
+
+    def arrive(self, bucket: dist.GradBucket, future: "Future[object]") -> list[Bundle]:
+        """Take in one bucket; the bundles that are complete with it."""
+        buffer = bucket.buffer()
+        waiting = Waiting(buffer, future)
+        complete: list[Bundle] = []
+        start = 0
+        with self._lock:
+            self._waiting.append(waiting)
+            for parameter in bucket.parameters():
+                n = parameter.numel()
+                bundle, slot = self._state.home(self._names[id(parameter)])
+                self._parts[slot.name] = buffer[start : start + n]
+                start += n
+                waiting.bundles.add(bundle.index)
+                self._missing[bundle.index] -= 1
+                if self._missing[bundle.index] == 0:
+                    complete.append(bundle)
+        return complete
+
+    def gradients(self, bundle: Bundle) -> list[Tensor]:
+        """The bundle's flat gradients: slices of the buckets they came in."""
+        return [self._parts[slot.name] for slot in bundle.slots]
+
+    def finish(self, bundle: Bundle, update: Tensor) -> list[Waiting]:
+        """Write the averaged bundle into the buckets; the buckets that are done with it."""
+        for slot in bundle.slots:
+            self._parts[slot.name].copy_(update[slot.offset : slot.offset + slot.numel])
+        with self._lock:
+            self._left -= 1
+            for waiting in self._waiting:
+                waiting.bundles.discard(bundle.index)
+            done = [w for w in self._waiting if not w.bundles]
+            self._waiting = [w for w in self._waiting if w.bundles]
+        return done
+
+    def abandon(self) -> list[Waiting]:
+        """Every bucket that is still waited for."""
+        with self._lock:
+            left, self._waiting = self._waiting, []
+        return left
+
+
+class UsedParameters:
+    """Which parameters took part in the steps since the last exchange, on this rank."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], names: dict[int, str]) -> None:
+        self._used: set[str] = set()
+        self._handles = []
+        for parameter in parameters:
+            # The hook must not hold the parameter: that would keep the model alive.
+            name = names[id(parameter)]
+            hook = _marker(self._used, name)
+            self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+
+    def unused_everywhere(self, bundle: Bundle, state: State) -> list[Slot]:
+        """The bundle's parameters that no rank used. Asks the host, and costs a small all-reduce."""
+        mine = [float(slot.name in self._used) for slot in bundle.slots]
+        used = state.group.all_reduce(torch.tensor(mine, device=state.device)).tolist()
+        return [slot for slot, count in zip(bundle.slots, used, strict=True) if count == 0]
+
+    def clear(self) -> None:
+        self._used.clear()
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+
+def _marker(used: set[str], name: str) -> Callable[[Tensor], None]:
+    def mark(_: Tensor) -> None:
+        used.add(name)
+
+    return mark

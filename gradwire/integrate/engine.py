@@ -1,0 +1,182 @@
+"""Runs a State's steps beside DDP's backward pass: on a side stream, or in one ordered thread."""
+
+import contextlib
+import warnings
+import weakref
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.futures import Future
+
+from gradwire.accumulate import Bundle
+from gradwire.errors import AttachError, ExchangeError
+from gradwire.integrate.buckets import Buckets, UsedParameters, Waiting
+from gradwire.integrate.handshake import meet
+from gradwire.integrate.ordered import OrderedThread
+from gradwire.state import State
+from gradwire.types import Slot
+
+
+class Engine:
+    """Buckets in, Futures out.
+
+    NCCL: the work is enqueued on a side stream by the hook itself; no thread, no host sync. Gloo:
+    one ordered thread does it, because a blocking collective inside a hook stops the backward
+    pass and inside a Future's callback can hang.
+    """
+
+    def __init__(self, state: State, *, watch_unused: bool) -> None:
+        self._state = weakref.proxy(state)
+        self._watch_unused = watch_unused
+        self._names = state.model_names
+        self._used: UsedParameters | None = None
+        self._thread: OrderedThread | None = None
+        self._stream: torch.cuda.Stream | None = None
+        self._broken: Exception | None = None
+        self._early: list[tuple[dist.GradBucket, Future[object]]] = []
+
+    def open(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Meet the other ranks and allocate the residuals. A collective call."""
+        if not parameters:
+            raise AttachError("the model has no parameter that needs a gradient")
+        state = self._state
+        if self._names is None:
+            self._names = {id(p): f"p{i}" for i, p in enumerate(parameters)}
+        slots = [slot_of(p, self._names[id(p)]) for p in parameters]
+        device = parameters[0].device
+        group = meet(state.process_group, state.config, slots, device)
+        state.open(slots, device, group)
+        self._buckets = Buckets(state, self._names)
+        if self._watch_unused:
+            self._used = UsedParameters(parameters, self._names)
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)
+        if not group.on_stream:
+            self._thread = OrderedThread("gradwire")
+            weakref.finalize(self, self._thread.close)
+
+    def close(self) -> None:
+        """End the thread. Afterwards nothing is exchanged any more."""
+        if self._thread is not None:
+            self._thread.close()
+            self._thread = None
+        if self._used is not None:
+            self._used.remove()
+        self._broken = self._broken or ExchangeError("the wire was closed")
+
+    def hook(self, bucket: dist.GradBucket) -> Future[Tensor]:
+        """The averaged bucket, in time; called by DDP's backward pass in bucket order."""
+        raw: Future[object] = Future(devices=[self._stream.device] if self._stream else None)
+        answer = raw.then(_unwrap)
+        if self._broken is not None:
+            raw.set_result(self._broken)
+            return answer
+        if not self._state.opened and not self._first_step(bucket, raw):
+            return answer
+        for early, future in self._early or [(bucket, raw)]:
+            self._arrive(early, future)
+        self._early = []
+        return answer
+
+    def _first_step(self, bucket: dist.GradBucket, raw: "Future[object]") -> bool:
+        """Without a model the parameters are known when the first step's last bucket is here."""
+        self._early.append((bucket, raw))
+        if not bucket.is_last():
+            return False
+        order = [b for b, _ in self._early]
+        if self._names is not None:
+            by_id = {id(p): p for b in order for p in b.parameters()}
+            parameters = [by_id[i] for i in reversed(self._names) if i in by_id]
+        else:
+            parameters = [p for b in order for p in b.parameters()]
+        self.open(parameters)
+        return True
+
+    def _arrive(self, bucket: dist.GradBucket, future: "Future[object]") -> None:
+        if bucket.index() == 0:
+            self._begin()
+        for bundle in self._buckets.arrive(bucket, future):
+            self._start(bundle)
+
+    def _begin(self) -> None:
+        if self._buckets.abandon():
+            warnings.warn(
+                "the last backward pass did not finish; its gradients are dropped", stacklevel=2
+            )
+        self._buckets.reset()
+        with self._side_stream():
+            self._state.begin()
+
+    def _start(self, bundle: Bundle) -> None:
+        """Process a complete bundle, here or in the thread."""
+        if self._thread is None:
+            self._process(bundle)
+            return
+        ready = (
+            torch.cuda.current_stream(self._stream.device).record_event() if self._stream else None
+        )
+        self._thread.submit(lambda: self._process(bundle, ready))
+
+    def _process(self, bundle: Bundle, ready: "torch.cuda.Event | None" = None) -> None:
+        if self._broken is not None:
+            return
+        try:
+            with self._side_stream(ready):
+                done = self._exchange(bundle)
+                for waiting in done:
+                    waiting.future.set_result(waiting.buffer)
+        except Exception as error:
+            self._fail(bundle, error)
+
+    @torch.no_grad()
+    def _exchange(self, bundle: Bundle) -> list[Waiting]:
+        state = self._state
+        if not state.group.on_stream:
+            entries = state.choose(bundle).k
+            state.group.agree("exchange", step=state.steps, bundle=bundle.index, entries=entries)
+        unused: list[Slot] = []
+        if self._used is not None:
+            unused = self._used.unused_everywhere(bundle, state)
+        update = state.process(bundle, self._buckets.gradients(bundle), unused)
+        done = self._buckets.finish(bundle, update)
+        if self._used is not None and self._buckets.idle:
+            self._used.clear()
+        return done
+
+    def _fail(self, bundle: Bundle, error: Exception) -> None:
+        """Nobody may wait for ever: answer every bucket with the error, and release the peers."""
+        self._broken = ExchangeError(
+            f"rank {self._state.group.rank}, step {self._state.steps}, bundle {bundle.index} "
+            f"({bundle.slots[0].name} ...): {error}"
+        )
+        self._broken.__cause__ = error
+        self._state.group.give_up()
+        for waiting in self._buckets.abandon():
+            waiting.future.set_result(self._broken)
+
+    def _side_stream(self, ready: "torch.cuda.Event | None" = None):  # noqa: ANN202
+        if self._stream is None:
+            return contextlib.nullcontext()
+        if ready is not None:
+            self._stream.wait_event(ready)
+        else:
+            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        return torch.cuda.stream(self._stream)
+
+
+def slot_of(parameter: nn.Parameter, name: str) -> Slot:
+    """The slot of a parameter, before it has a place."""
+    return Slot(
+        name, tuple(parameter.shape), parameter.stride(), parameter.dtype, numel=parameter.numel()
+    )
+
+
+def _unwrap(future: "Future[object]") -> Tensor:
+    """The result, or the error raised where autograd waits for it."""
+    value = future.value()
+    if isinstance(value, Exception):
+        raise value
+    assert isinstance(value, Tensor)
+    return value

@@ -1,0 +1,74 @@
+"""average: the path for people with their own training loop."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from gradwire.errors import ConfigError
+from gradwire.integrate.handshake import meet
+from gradwire.integrate.refuse import DTYPES
+from gradwire.state import State
+from gradwire.types import Slot
+
+
+@torch.no_grad()
+def average(tensors: Sequence[Tensor] | Mapping[str, Tensor], state: State) -> None:
+    """Replace gradients by their compressed mean over all ranks, in place.
+
+        state = gradwire.State(method="topk", density=0.01)
+        loss.backward()
+        gradwire.average({name: p.grad for name, p in model.named_parameters()}, state)
+        optimizer.step()
+
+    A collective call. `state` keeps the residuals by name (by position for a list); the tensors
+    must be the same ones, in number and shape, at every call.
+    """
+    named = _named(tensors)
+    if not state.opened:
+        _open(named, state)
+    _check(named, state)
+    state.begin()
+    for bundle in state.bundles:
+        gradients = [named[slot.name].reshape(-1) for slot in bundle.slots]
+        update = state.process(bundle, gradients)
+        for slot in bundle.slots:
+            part = update[slot.offset : slot.offset + slot.numel]
+            named[slot.name].copy_(part.view(slot.shape))
+
+
+def _named(tensors: Sequence[Tensor] | Mapping[str, Tensor]) -> dict[str, Tensor]:
+    if isinstance(tensors, Mapping):
+        return dict(tensors)
+    return {str(i): tensor for i, tensor in enumerate(tensors)}
+
+
+def _open(named: dict[str, Tensor], state: State) -> None:
+    if not named:
+        raise ConfigError("average needs at least one tensor, got none")
+    for name, tensor in named.items():
+        if tensor.dtype not in DTYPES:
+            raise ConfigError(f"{name} is {tensor.dtype}: use fp32, bf16 or fp16")
+    slots = [
+        Slot(
+            name,
+            tuple(t.shape),
+            torch.empty(t.shape, device="meta").stride(),
+            t.dtype,
+            0,
+            t.numel(),
+        )
+        for name, t in named.items()
+    ]
+    device = next(iter(named.values())).device
+    state.open(slots, device, meet(state.process_group, state.config, slots, device))
+
+
+def _check(named: dict[str, Tensor], state: State) -> None:
+    known = {slot.name: slot for bundle in state.bundles for slot in bundle.slots}
+    if named.keys() != known.keys():
+        odd = sorted(named.keys() ^ known.keys())[:3]
+        raise ConfigError(f"average was called with other tensors than before: {odd} differ")
+    for name, tensor in named.items():
+        if tuple(tensor.shape) != known[name].shape:
+            raise ConfigError(f"{name} has shape {tuple(tensor.shape)}, before {known[name].shape}")

@@ -1,0 +1,66 @@
+"""What cannot work, refused by name before it goes wrong quietly."""
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire.errors import AttachError
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def unwrap(model: object) -> DistributedDataParallel:
+    """The DDP module inside `model`, which may be compiled; anything else is refused."""
+    inner = getattr(model, "_orig_mod", model)
+    if isinstance(inner, DistributedDataParallel):
+        return inner
+    hint = "wrap it first: ddp = DistributedDataParallel(model)"
+    if isinstance(inner, nn.Module) and any(
+        isinstance(m, DistributedDataParallel) for m in inner.modules()
+    ):
+        hint = "pass the DistributedDataParallel module inside it"
+    raise AttachError(
+        f"attach needs a DistributedDataParallel model, got {type(model).__name__}: {hint}"
+    )
+
+
+def refuse_unsupported(ddp: DistributedDataParallel) -> None:
+    """Raises AttachError for a model that DDP can train and gradwire cannot."""
+    if getattr(ddp, "mixed_precision", None) is not None:
+        raise AttachError(
+            "DDP's mixed_precision reduces gradients in another dtype behind the hook; use "
+            "torch.autocast instead"
+        )
+    if getattr(ddp, "_use_python_reducer", False):
+        raise AttachError(
+            "DDP's python_reducer passes hooks no bucket; set torch._dynamo.config.optimize_ddp "
+            "to 'ddp_optimizer'"
+        )
+    for name, module in ddp.module.named_modules():
+        if getattr(module, "sparse", False) and isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            raise AttachError(
+                f"{name or 'the model'}: sparse embedding gradients; use sparse=False"
+            )
+    devices = {p.device for p in ddp.module.parameters() if p.requires_grad}
+    if len(devices) > 1:
+        raise AttachError(f"the parameters are on {len(devices)} devices; a replica must be on one")
+    for name, parameter in ddp.module.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if hasattr(parameter, "_in_backward_optimizers"):
+            raise AttachError(
+                f"{name}: its optimizer runs in the backward pass, before gradients are averaged"
+            )
+        if parameter.dtype not in DTYPES:
+            raise AttachError(
+                f"{name} is {parameter.dtype}; residuals are fp32: use fp32, bf16, fp16"
+            )
+
+
+def refuse_shrinking_join(ddp: DistributedDataParallel | None) -> None:
+    """Raises when Join divides by the ranks that are left: the mean here is over all of them."""
+    if ddp is not None and getattr(ddp, "_divide_by_initial_world_size", True) is False:
+        raise AttachError(
+            "Join(..., divide_by_initial_world_size=False) is not supported: gradwire's mean is over "
+            "all ranks; use True"
+        )

@@ -1,0 +1,30 @@
+"""scan: residual += gradient, in place, with the maximum of every group on the way."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from gradwire.kernels.scan_cpu import scan_cpu
+from gradwire.kernels.scan_torch import scan_torch
+
+Piece = tuple[int, Tensor]
+"""Where a flat gradient starts in the bundle, and the gradient."""
+
+
+def scan(
+    residual: Tensor,
+    pieces: Sequence[Piece],
+    maxima: Tensor | None,
+    group: int,
+    unscale: Tensor | None = None,
+) -> Tensor:
+    """Whether every entry was finite (0-d bool); `residual` becomes u, `maxima` is filled.
+
+    residual: fp32, a multiple of `group` long. pieces: flat gradients in any float dtype, each
+    starting at a multiple of `group`; together they cover what changes. maxima: fp32, one for each
+    group, or None when nobody needs them. unscale: 0-d factor on the gradient (1 / loss scale).
+    An entry whose sum is not finite keeps its old residual, so a bad gradient never gets in.
+    Moves 12 bytes an entry for fp32 gradients.
+    """
+    op = scan_cpu if residual.device.type == "cpu" else scan_torch
+    return op(residual, pieces, maxima, group, unscale)

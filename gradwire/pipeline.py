@@ -1,0 +1,70 @@
+"""The path of one bundle. Read this first.
+
+gradient -> accumulate -> compress -> encode -> exchange -> decode -> averaged gradient
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gradwire.accumulate.bundle import Bundle
+from gradwire.choose import Choice
+from gradwire.cluster.group import Group
+from gradwire.compress import METHODS
+from gradwire.config import Config
+from gradwire.encode import encode
+from gradwire.exchange import EXCHANGES
+from gradwire.kernels.scan import Piece
+from gradwire.stages import stage
+from gradwire.types import Delivered, Slot
+
+
+def average(
+    bundle: Bundle,
+    pieces: Sequence[Piece],
+    choice: Choice,
+    config: Config,
+    group: Group,
+    skipped: Tensor,
+    scale: Tensor | None = None,
+    unused: Sequence[Slot] = (),
+) -> Tensor:
+    """The mean over all ranks of gradient + residual, as far as it was sent; the rest is kept.
+
+    Returns a flat vector in the gradient's dtype and loss scale, NaN when a rank was not finite.
+    """
+    with stage("accumulate"):
+        unscale = None if scale is None else scale.reciprocal()
+        scan = bundle.accumulate(pieces, choice.group, skipped, unscale, unused)
+    sparse = None
+    if not choice.reason:
+        with stage("compress"):
+            compress = METHODS[config.method].run
+            sparse = compress(bundle.u, choice.k, bundle.memory, scan, **config.options)
+    with stage("encode"):
+        message = encode(sparse, scan.finite, config.encoding, bundle.size)
+    outcome = EXCHANGES[choice.exchange].run(message, bundle.u, group)
+    with stage("decode"):
+        update, ok, loss = finish(outcome.update, outcome.ok, bundle.dtype, scale)
+        sent = outcome.delivered
+        bundle.delivered = Delivered(ok.float(), *((sent.indices, sent.values) if sent else ()))
+        bundle.delivered.loss = loss
+    return update
+
+
+def finish(
+    update: Tensor, ok: Tensor, dtype: torch.dtype, scale: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The update as the optimiser gets it, whether it can be used, and what rounding it lost.
+
+    Every rank keeps the same loss, so the mean of the residuals grows by just that.
+    """
+    scaled = update if scale is None else update * scale
+    if dtype == torch.float32:
+        return scaled, ok, None
+    rounded = scaled.to(dtype)
+    ok = ok & torch.isfinite(rounded).all()
+    seen = rounded.float() if scale is None else rounded.float() / scale
+    rounded = torch.where(ok, rounded, float("nan"))
+    return rounded, ok, update - seen

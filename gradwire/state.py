@@ -1,0 +1,259 @@
+"""Everything one rank remembers, and its side of every step."""
+
+import logging
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from gradwire import checkpoint, pipeline
+from gradwire.accumulate import Bundle, arrange
+from gradwire.accumulate.layout import is_dense
+from gradwire.choose import Choice, choose
+from gradwire.cluster.group import Group
+from gradwire.config import Config, configure
+from gradwire.errors import StateError, unknown
+from gradwire.kernels.scan import Piece
+from gradwire.stages import Clock, timed_by
+from gradwire.stats import Stats
+from gradwire.types import Slot
+
+log = logging.getLogger("gradwire")
+
+
+class State:
+    """One rank's residuals, memories, counters and schedule, keyed by parameter name.
+
+    Made by `attach`; or by hand for `ddp.register_comm_hook(State(density=0.01), ddp_hook)`, then
+    `model` gives the parameters their names (without it they are numbered as they arrive).
+    """
+
+    def __init__(
+        self,
+        config: Config | None = None,
+        *,
+        model: nn.Module | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        scaler: Any = None,
+        **fields: Any,
+    ) -> None:
+        self.config = configure(config, fields)
+        self.model_names = None if model is None else parameter_names(model)
+        self.process_group = process_group
+        self.scaler = scaler
+        self.engine: Any = None
+        self.bundles: list[Bundle] = []
+        self.steps = 0
+        self._counts: Counter[str] = Counter()
+        self._norms: list[float] = []
+        self._warned = False
+        self._flush = self._flushing = False
+        self._user_skip = False
+        self._scale: Tensor | None = None
+
+    # --- set-up -------------------------------------------------------------------------------
+
+    def open(self, slots: Sequence[Slot], device: torch.device, group: Group) -> None:
+        """Cut the parameters into bundles and allocate their residuals."""
+        self.group = group
+        self.device = device
+        self.clock = Clock(device)
+        self._entries = torch.zeros((), dtype=torch.int64, device=device)
+        self._skips = torch.zeros((), dtype=torch.int64, device=device)
+        self._skipped = torch.zeros((), dtype=torch.bool, device=device)
+        self.rebundle(arrange(slots, self.config.bundle_mb * 1e6, self.config.dense))
+        log.info("%r", self)
+
+    def rebundle(self, bundles: Sequence[Sequence[Slot]]) -> None:
+        self.bundles = [
+            Bundle(
+                slots,
+                self.device,
+                rank=self.group.rank,
+                index=i,
+                dense=is_dense(slots[0].name, self.config.dense),
+            )
+            for i, slots in enumerate(bundles)
+        ]
+        self._homes = {s.name: (b, s) for b in self.bundles for s in b.slots}
+
+    @property
+    def opened(self) -> bool:
+        return bool(self.bundles)
+
+    @property
+    def memory_bytes(self) -> int:
+        return sum(bundle.nbytes for bundle in self.bundles)
+
+    def __repr__(self) -> str:
+        c = self.config
+        what = f"{c.method}/{c.exchange}, density {c.density:g}"
+        if not self.opened:
+            return f"{type(self).__name__}({what}, before its first step)"
+        entries = sum(b.entries for b in self.bundles)
+        return (
+            f"{type(self).__name__}({what}, {entries:,} entries in {len(self.bundles)} bundles, "
+            f"{self.memory_bytes / 1e6:.1f} MB of residuals, rank {self.group.rank} of "
+            f"{self.group.size})"
+        )
+
+    # --- a step -------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """A backward pass begins: find out what became of the last step."""
+        self._skipped = self.was_skipped()
+        self._skips += self._skipped
+        self._user_skip = False
+        self._scale = self._current_scale()
+        self._flushing, self._flush = self._flush, False
+        self.steps += 1
+
+    def choose(self, bundle: Bundle) -> Choice:
+        """What this bundle does in this step."""
+        return choose(bundle, self.config, self.steps - 1, self.group.size, self._flushing)
+
+    def home(self, name: str) -> tuple[Bundle, Slot]:
+        """Where a parameter lives."""
+        if name not in self._homes:
+            raise unknown("parameter", name, self._homes)
+        return self._homes[name]
+
+    @torch.no_grad()
+    def process(
+        self, bundle: Bundle, gradients: Sequence[Tensor], unused: Sequence[Slot] = ()
+    ) -> Tensor:
+        """The averaged bundle; `gradients` are its slots' flat gradients, in order."""
+        choice = self.choose(bundle)
+        pieces: list[Piece] = [
+            (s.offset, g) for s, g in zip(bundle.slots, gradients, strict=True) if s not in unused
+        ]
+        with timed_by(self.clock):
+            update = pipeline.average(
+                bundle, pieces, choice, self.config, self.group, self._skipped, self._scale, unused
+            )
+        self._count(bundle, choice.reason)
+        return update
+
+    def _count(self, bundle: Bundle, reason: str) -> None:
+        self._counts["entries"] += bundle.entries
+        width = bundle.dtype.itemsize
+        ranks = self.group.size
+        self._counts["bytes_dense"] += 2 * (ranks - 1) * width * bundle.entries // ranks
+        if reason:
+            self._counts[f"dense:{reason}"] += 1
+            self._counts["sent"] += bundle.entries
+        elif bundle.delivered is not None and bundle.delivered.indices is not None:
+            self._entries += (bundle.delivered.indices < bundle.size).sum()
+
+    def _current_scale(self) -> Tensor | None:
+        """A copy of the GradScaler's scale, on the device; it changes in place."""
+        if self.scaler is None or not self.scaler.is_enabled():
+            return None
+        scale = self.scaler._scale
+        return None if scale is None else scale.detach().to(self.device, torch.float32).clone()
+
+    def was_skipped(self) -> Tensor:
+        """Whether the optimiser passed over the last step (0-d bool), decided on the device.
+
+        Either the user said so, or a bundle came back NaN, or the GradScaler has lowered its scale,
+        which it does exactly when it found an infinite gradient anywhere.
+        """
+        delivered = [b.delivered for b in self.bundles if b.delivered is not None]
+        if not delivered:
+            return torch.zeros((), dtype=torch.bool, device=self.device)
+        skipped = torch.stack([d.ok for d in delivered]).amin() < 1
+        if self._user_skip:
+            skipped = torch.ones_like(skipped)
+        now = self._current_scale()
+        if now is not None and self._scale is not None:
+            skipped = skipped | (now < self._scale)
+        return skipped
+
+    # --- what users call ----------------------------------------------------------------------
+
+    def skip_step(self) -> None:
+        """The last step was not taken: put back what it delivered.
+
+        For loops that check gradients themselves. Call it on every rank, after the backward pass
+        and before the next one. A GradScaler given as `scaler=` is noticed without it.
+        """
+        if all(bundle.delivered is None for bundle in self.bundles):
+            raise StateError("skip_step: there is no step to skip, no backward pass has run")
+        self._user_skip = True
+
+    def flush(self) -> None:
+        """The next step sends everything that is kept. Call it on every rank."""
+        self._flush = True
+
+    def close(self) -> None:
+        """Stop exchanging; call it before the process groups are destroyed."""
+        if self.engine is not None:
+            self.engine.close()
+
+    @torch.no_grad()
+    def residual(self, name: str) -> Tensor:
+        """A copy of this rank's residual of one parameter, in the parameter's shape, fp32."""
+        bundle, slot = self.home(name)
+        return bundle.view(bundle.residual(self.was_skipped()), slot).clone()
+
+    @torch.no_grad()
+    def stats(self) -> Stats:
+        """The numbers so far. Waits for the device."""
+        skipped = self.was_skipped()
+        squares = [b.residual(skipped).square().sum(dtype=torch.float64) for b in self.bundles]
+        norm = float(sum(squares)) ** 0.5 if squares else 0.0
+        self._watch(norm)
+        sent = self._counts["sent"] + int(self._entries)
+        return Stats(
+            steps=self.steps,
+            world_size=self.group.size,
+            bytes_sent=self._counts["bytes_before"] + self.group.bytes_sent,
+            bytes_dense=self._counts["bytes_dense"],
+            achieved_density=sent / max(1, self._counts["entries"]),
+            residual_norm=norm,
+            skipped=int(self._skips) + int(skipped),
+            bundles=len(self.bundles),
+            memory_bytes=self.memory_bytes,
+            dense={k[6:]: n for k, n in self._counts.items() if k.startswith("dense:")},
+            seconds=self.clock.seconds(),
+        )
+
+    def _watch(self, norm: float) -> None:
+        """Warn once when the residual grew at each of the last ten looks, tenfold in all."""
+        self._norms = [*self._norms[-9:], norm]
+        grown = all(a < b for a, b in zip(self._norms, self._norms[1:], strict=False))
+        if self._warned or len(self._norms) < 10 or not grown or norm < 10 * self._norms[0]:
+            return
+        self._warned = True
+        warnings.warn(
+            f"the residual keeps growing: its norm went from {self._norms[0]:.3g} to {norm:.3g}. "
+            f"Raise density (now {self.config.density:g}) or lower the learning rate.",
+            stacklevel=3,
+        )
+
+    # --- checkpoint ---------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's part: tensors, numbers and strings only, keyed by parameter name."""
+        return checkpoint.state_dict(self)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state_dict` was taken, by the same rank of a run of the same size."""
+        checkpoint.load_state_dict(self, state)
+
+
+def parameter_names(model: nn.Module) -> dict[int, str]:
+    """id(parameter) -> name without what wrappers put into it, for parameters that need gradients."""
+    while isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+        model = inner
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        model = model.module
+    return {
+        id(parameter): ".".join(p for p in name.split(".") if p != "_orig_mod")
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }

@@ -1,0 +1,100 @@
+"""The few types that travel along the path."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+ALIGN = 64
+"""Every parameter's slot in a bundle starts at a multiple of this many entries, so that a group of
+entries never spans two parameters and their gradients may arrive in separate pieces."""
+
+MAX_SIZE = 2**31 - 1
+"""Entries in one bundle: indices travel as int32."""
+
+
+def align(n: int) -> int:
+    """`n` rounded up to a whole number of slots."""
+    return -(-n // ALIGN) * ALIGN
+
+
+@dataclass(frozen=True)
+class Sparse:
+    """Chosen entries of a flat vector of `size` entries.
+
+    `indices` (int32) are unique and ascending; the first `count` are real, the rest is padding with
+    index = size and value = 0. `count` is a 0-d tensor on the device, so that no stage has to ask
+    the host. `common` says that every rank holds the same indices, which then need not travel.
+    """
+
+    indices: Tensor
+    values: Tensor
+    count: Tensor
+    size: int
+    common: bool = False
+
+    @property
+    def capacity(self) -> int:
+        return self.indices.numel()
+
+    def trim(self) -> "Sparse":
+        """The same entries without padding. Asks the host for the count."""
+        n = int(self.count)
+        return Sparse(self.indices[:n], self.values[:n], self.count, self.size, self.common)
+
+    def dense(self) -> Tensor:
+        """The vector of `size` entries, zero where nothing was chosen."""
+        out = self.values.new_zeros(self.size + 1)
+        out[self.indices.long()] = self.values
+        return out[: self.size]
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What one pass over u learned, for the methods that can use it.
+
+    `maxima[j]` is max |u| over entries [j * group, (j + 1) * group). `finite` is a 0-d bool tensor:
+    whether every gradient entry that came in was finite.
+    """
+
+    finite: Tensor
+    maxima: Tensor | None = None
+    group: int = 0
+
+
+class Memory(dict[str, Tensor]):
+    """What a method remembers of one bundle between steps, and for whom it works.
+
+    The tensors are checkpointed; `rank` and `bundle` are not state, they say who is asking.
+    """
+
+    def __init__(self, rank: int = 0, bundle: int = 0) -> None:
+        super().__init__()
+        self.rank = rank
+        self.bundle = bundle
+
+
+@dataclass
+class Delivered:
+    """What left this worker in the last step, until it is known that the step happened.
+
+    `indices` None means every entry. `ok` is 1.0 where the bundle was delivered and 0.0 where some
+    rank was not finite. `loss` is what rounding the mean into the gradient's dtype took away.
+    """
+
+    ok: Tensor
+    indices: Tensor | None = None
+    values: Tensor | None = None
+    loss: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one parameter lives in its bundle."""
+
+    name: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    offset: int = 0
+    numel: int = field(default=0)

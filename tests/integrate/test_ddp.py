@@ -1,0 +1,53 @@
+"""attach on DistributedDataParallel: the law, identical replicas, and every way DDP is used."""
+
+import torch
+
+from tests.integrate import models
+
+
+def law_and_replicas(rank, method, exchange, values, dtype, steps):
+    """Largest error of the law over all entries and steps, parameters' bytes, stats."""
+    import torch.distributed as dist
+
+    ddp, wire = models.wrapped(dtype=dtype, method=method, exchange=exchange, values=values)
+    names = [n for n, _ in ddp.module.named_parameters()]
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+    old = {n: torch.zeros(p.shape) for n, p in ddp.module.named_parameters()}
+    local = models.model(dtype=dtype)
+    worst = 0.0
+    for step in range(steps):
+        local.load_state_dict(ddp.module.state_dict())
+        local.zero_grad()
+        local(models.data(rank, step, dtype)).float().square().mean().backward()
+        optimizer.zero_grad()
+        ddp(models.data(rank, step, dtype)).float().square().mean().backward()
+        for name in names:
+            gradient = local.get_parameter(name).grad.float()
+            new = wire.residual(name)
+            update = ddp.module.get_parameter(name).grad.float()
+            total = gradient + old[name] - new
+            dist.all_reduce(total)
+            error = (total / dist.get_world_size() - update).abs().max()
+            worst = max(worst, float(error / (update.abs().max() + 1e-3)))
+            old[name] = new
+        optimizer.step()
+    stats = wire.stats()
+    wire.close()
+    return worst, models.flat(ddp).numpy().tobytes(), stats.asdict()
+
+
+def check(results, compressed=True):
+    worst, params, stats = zip(*results, strict=True)
+    assert max(worst) < 1e-5
+    assert len(set(params)) == 1
+    if compressed:
+        assert all(0 < s["bytes_sent"] < s["bytes_dense"] for s in stats)
+
+
+def test_law(ranks):
+    for method in ("topk", "randk"):
+        check(ranks.run(2, law_and_replicas, method, "allgather", "fp32", torch.float32, 5))
+    check(ranks.run(4, law_and_replicas, "topk", "allgather", "bf16", torch.float32, 5))
+    check(ranks.run(3, law_and_replicas, "topk", "dense", "fp32", torch.float32, 5), False)
+    check(ranks.run(3, law_and_replicas, "dense", "dense", "fp32", torch.float32, 5), False)
+    check(ranks.run(2, law_and_replicas, "topk", "allgather", "fp32", torch.bfloat16, 5))

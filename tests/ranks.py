@@ -1,0 +1,81 @@
+"""A pool of rank processes that lives as long as the test session: imports are paid for once."""
+
+import gc
+import multiprocessing
+import os
+import queue
+import tempfile
+import traceback
+from datetime import timedelta
+
+TIMEOUT = 120
+
+
+class Ranks:
+    """`run(world, function, *args)` calls function(rank, *args) on `world` Gloo ranks."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._start()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._inboxes = [context.Queue() for _ in range(self.size)]
+        self._outbox = context.Queue()
+        self._processes = [
+            context.Process(target=_serve, args=(rank, inbox, self._outbox), daemon=True)
+            for rank, inbox in enumerate(self._inboxes)
+        ]
+        for process in self._processes:
+            process.start()
+
+    def run(self, world: int, function, *args):
+        """The ranks' results, in rank order; raises if one of them did."""
+        store = tempfile.mktemp(prefix="gradwire-test-")
+        for rank in range(world):
+            self._inboxes[rank].put((function, world, store, args))
+        results, failures = {}, {}
+        try:
+            for _ in range(world):
+                rank, ok, value = self._outbox.get(timeout=TIMEOUT)
+                (results if ok else failures)[rank] = value
+        except queue.Empty:
+            self.restart()
+            raise AssertionError(f"ranks {set(range(world)) - set(results)} hang") from None
+        finally:
+            if os.path.exists(store):
+                os.unlink(store)
+        if failures:
+            raise AssertionError("\n".join(f"rank {r}: {t}" for r, t in sorted(failures.items())))
+        return [results[rank] for rank in range(world)]
+
+    def restart(self) -> None:
+        self.close()
+        self._start()
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join()
+
+
+def _serve(rank: int, inbox, outbox) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    while True:
+        function, world, store, args = inbox.get()
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{store}",
+            rank=rank,
+            world_size=world,
+            timeout=timedelta(seconds=60),
+        )
+        try:
+            outbox.put((rank, True, function(rank, *args)))
+        except BaseException:
+            outbox.put((rank, False, traceback.format_exc()))
+        gc.collect()
+        dist.destroy_process_group()
