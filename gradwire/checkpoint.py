@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from gradwire.accumulate.layout import place
 from gradwire.errors import ExchangeError, StateError
 from gradwire.types import Delivered
 
@@ -105,7 +106,7 @@ def check(state: "State", saved: Mapping[str, Any]) -> None:
 def _restore(state: "State", saved: Mapping[str, Any]) -> None:
     """Take over bundles, residuals, memories and counters."""
     homes = {slot.name: slot for bundle in state.bundles for slot in bundle.slots}
-    state.rebundle([[homes[name] for name in names] for names in saved["bundles"]])
+    state.rebundle([place([homes[name] for name in names]) for names in saved["bundles"]])
     for bundle, memory in zip(state.bundles, saved["memory"], strict=True):
         for slot in bundle.slots:
             bundle.view(bundle.buffer, slot).copy_(saved["residual"][slot.name])
@@ -143,9 +144,11 @@ def _unpack(
 ) -> tuple[Delivered | None, list[tuple[int, Tensor]]]:
     if packed is None:
         return None, []
-    tensors = {k: None if t is None else t.to(device) for k, t in packed.items() if k != "held"}
+    indices, values, loss = (
+        None if packed[k] is None else packed[k].to(device) for k in ("indices", "values", "loss")
+    )
     held = [(int(offset), kept.to(device)) for offset, kept in packed["held"]]
-    return Delivered(**tensors), held
+    return Delivered(packed["ok"].to(device), indices, values, loss), held
 
 
 # --- all ranks --------------------------------------------------------------------------------

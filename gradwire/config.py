@@ -53,6 +53,10 @@ class Config:
         Encoding(self.values, self.indices)
         if self.indices == "common":
             raise ConfigError("indices='common' is chosen by methods that share their indices")
+        if self.exchange == "dense" and self.values != "fp32":
+            raise ConfigError(
+                f"exchange 'dense' sums in fp32, values={self.values!r} has no effect"
+            )
         for name in ("dense_steps", "warmup_steps", "dense_below"):
             _check_whole(name, getattr(self, name))
         if self.warmup and not self.warmup_steps:
@@ -130,6 +134,7 @@ def check_density(value: Any, name: str = "density", use_k: bool = False) -> flo
 
 
 def check_options(method: str, options: Mapping[str, Any]) -> None:
+    """Raises for an option that the method does not have, or of another type."""
     known = METHODS[method].options
     for name, value in options.items():
         if name not in known:

@@ -21,11 +21,11 @@ class Clock:
     @contextmanager
     def time(self, name: str) -> Iterator[None]:
         if self.device.type != "cuda":
-            begin = time.perf_counter()
+            started = time.perf_counter()
             yield
-            self._seconds[name] += time.perf_counter() - begin
+            self._seconds[name] += time.perf_counter() - started
             return
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
         yield
         end.record()

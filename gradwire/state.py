@@ -247,7 +247,7 @@ class State:
 
 
 def parameter_names(model: nn.Module) -> dict[int, str]:
-    """id(parameter) -> name without what wrappers put into it, for parameters that need gradients."""
+    """id(parameter) -> name without what wrappers put into it; those that need gradients."""
     while isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
         model = inner
     if isinstance(model, nn.parallel.DistributedDataParallel):

@@ -27,6 +27,14 @@ def arrange(slots: Sequence[Slot], bundle_bytes: float, dense: Sequence[str]) ->
     return done + list(open_bundles.values())
 
 
+def place(slots: Sequence[Slot]) -> list[Slot]:
+    """The slots of one bundle, one behind the other."""
+    bundle: list[Slot] = []
+    for slot in slots:
+        bundle.append(replace(slot, offset=_end(bundle)))
+    return bundle
+
+
 def size_of(bundle: Sequence[Slot]) -> int:
     """Entries of a bundle, the padding of its slots included."""
     size = _end(bundle)

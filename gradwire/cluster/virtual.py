@@ -1,4 +1,4 @@
-"""Ranks without a cluster: P workers in one process that run the same exchange code as real ones."""
+"""Ranks without a cluster: P workers in one process that run the exchange code of real ones."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -98,7 +98,7 @@ class VirtualGroup:
             total = sum_in_order(self._meet(tensor.clone()))
             return tensor.copy_(total)
 
-    def _meet(self, tensor: Tensor) -> Sequence[Tensor]:
+    def _meet(self, tensor: Tensor) -> list[Tensor]:
         return self._ranks.meet(self.rank, tensor)
 
 

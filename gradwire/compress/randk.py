@@ -40,7 +40,7 @@ def randk(
 
 
 def permuted(x: Tensor, size: int, key: Tensor) -> Tensor:
-    """Where each x lands under a keyed permutation of 0..size-1: k distinct draws without a sort of d.
+    """Where each x lands under a keyed permutation of 0..size-1: distinct draws, no sort of d.
 
     A Feistel network on an a x b grid that just covers `size`; what lands outside walks on until
     it is inside. The grid exceeds `size` by less than one row, so WALKS steps leave outside, if

@@ -31,5 +31,5 @@ def dense(message: Message, u: Tensor, group: Group) -> Outcome:
 
 
 def dense_bytes(ranks: int, size: int, capacity: int, encoding: Encoding) -> int:
-    """A ring all-reduce sends 2 (P - 1) chunks of size / P; one entry more counts who was finite."""
+    """A ring all-reduce sends 2 (P - 1) chunks of size / P; one entry more counts the finite."""
     return 2 * (ranks - 1) * 4 * (size + 1) // ranks

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.futures import Future
 
 from gradwire.accumulate import Bundle
@@ -95,7 +95,7 @@ class Buckets:
 class UsedParameters:
     """Which parameters took part in the steps since the last exchange, on this rank."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], names: dict[int, str]) -> None:
+    def __init__(self, parameters: Sequence[Tensor], names: dict[int, str]) -> None:
         self._used: set[str] = set()
         self._handles = []
         for parameter in parameters:
@@ -105,7 +105,7 @@ class UsedParameters:
             self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
 
     def unused_everywhere(self, bundle: Bundle, state: State) -> list[Slot]:
-        """The bundle's parameters that no rank used. Asks the host, and costs a small all-reduce."""
+        """The bundle's parameters that no rank used. Asks the host; costs a small all-reduce."""
         mine = [float(slot.name in self._used) for slot in bundle.slots]
         used = state.group.all_reduce(torch.tensor(mine, device=state.device)).tolist()
         return [slot for slot, count in zip(bundle.slots, used, strict=True) if count == 0]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.futures import Future
 
 from gradwire.accumulate import Bundle
@@ -37,7 +37,7 @@ class Engine:
         self._broken: Exception | None = None
         self._early: list[tuple[dist.GradBucket, Future[object]]] = []
 
-    def open(self, parameters: Sequence[nn.Parameter]) -> None:
+    def open(self, parameters: Sequence[Tensor]) -> None:
         """Meet the other ranks and allocate the residuals. A collective call."""
         if not parameters:
             raise AttachError("the model has no parameter that needs a gradient")
@@ -156,7 +156,10 @@ class Engine:
         for waiting in self._buckets.abandon():
             waiting.future.set_result(self._broken)
 
-    def _side_stream(self, ready: "torch.cuda.Event | None" = None):  # noqa: ANN202
+    def _side_stream(
+        self, ready: "torch.cuda.Event | None" = None
+    ) -> contextlib.AbstractContextManager[object]:
+        """Work in here is ordered after the backward pass so far, but does not hold it up."""
         if self._stream is None:
             return contextlib.nullcontext()
         if ready is not None:
@@ -166,7 +169,7 @@ class Engine:
         return torch.cuda.stream(self._stream)
 
 
-def slot_of(parameter: nn.Parameter, name: str) -> Slot:
+def slot_of(parameter: Tensor, name: str) -> Slot:
     """The slot of a parameter, before it has a place."""
     return Slot(
         name, tuple(parameter.shape), parameter.stride(), parameter.dtype, numel=parameter.numel()

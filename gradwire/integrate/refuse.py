@@ -61,6 +61,6 @@ def refuse_shrinking_join(ddp: DistributedDataParallel | None) -> None:
     """Raises when Join divides by the ranks that are left: the mean here is over all of them."""
     if ddp is not None and getattr(ddp, "_divide_by_initial_world_size", True) is False:
         raise AttachError(
-            "Join(..., divide_by_initial_world_size=False) is not supported: gradwire's mean is over "
-            "all ranks; use True"
+            "Join(..., divide_by_initial_world_size=False) is not supported: gradwire's mean is "
+            "over all ranks; use True"
         )

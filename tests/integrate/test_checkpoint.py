@@ -1,0 +1,175 @@
+"""Stopped and resumed is bit-equal to never stopped; other bundles and other worlds keep the law."""
+
+import json
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import gradwire
+from gradwire.errors import StateError
+from tests.integrate import models
+
+
+def unbroken(rank, fields):
+    dtype = fields.get("dtype", torch.float32)
+    ddp, wire = models.wrapped(**fields)
+    optimizer = models.train(ddp, rank, 4, dtype=dtype)
+    models.train(ddp, rank, 4, start=4, optimizer=optimizer, dtype=dtype)
+    stats = wire.stats()
+    wire.close()
+    return models.flat(ddp).numpy().tobytes(), stats.bytes_sent, stats.achieved_density
+
+
+def resumed(rank, fields, folder, other):
+    dtype = fields.get("dtype", torch.float32)
+    ddp, wire = models.wrapped(**fields)
+    optimizer = models.train(ddp, rank, 4, dtype=dtype)
+    if rank == 0:
+        torch.save([ddp.module.state_dict(), optimizer.state_dict()], f"{folder}/model.pt")
+    gradwire.save(wire, folder)
+    wire.close()
+    del ddp, wire, optimizer
+    dist.barrier()
+
+    ddp, wire = models.wrapped(**{**fields, **other, "seed": 99})
+    models.train(ddp, rank, 2, start=50, dtype=dtype)  # DDP has rebuilt its buckets, residuals are not empty
+    weights, momentum = torch.load(f"{folder}/model.pt", weights_only=True)
+    ddp.module.load_state_dict(weights)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
+    optimizer.load_state_dict(momentum)
+    gradwire.load(wire, folder)
+    models.train(ddp, rank, 4, start=4, optimizer=optimizer, dtype=dtype)
+    stats = wire.stats()
+    wire.close()
+    return models.flat(ddp).numpy().tobytes(), stats.bytes_sent, stats.achieved_density
+
+
+CASES = {
+    "topk": {},
+    "randk, own seeds": {"method": "randk", "options": {"shared": False}, "density": 0.02},
+    "bf16 values": {"values": "bf16"},
+    "bf16 parameters": {"dtype": torch.bfloat16},
+    "warm-up": {"dense_steps": 2, "warmup": (0.1, 0.05), "warmup_steps": 2},
+}
+
+
+@pytest.mark.parametrize("fields", CASES.values(), ids=CASES)
+def test_resumed_is_bit_equal(ranks, tmp_path, fields):
+    whole = ranks.run(2, unbroken, fields)
+    parts = ranks.run(2, resumed, fields, str(tmp_path), {})
+    assert [w[0] for w in whole] == [p[0] for p in parts]
+    assert whole[0][1:] == parts[0][1:], "counters do not continue"
+    assert len({w[0] for w in whole}) == 1
+
+
+def test_other_bundles_and_buckets_after_loading(ranks, tmp_path):
+    whole = ranks.run(2, unbroken, {})
+    other = {"bundle_mb": 1.0, "ddp": {"bucket_cap_mb": 25}}
+    parts = ranks.run(2, resumed, {}, str(tmp_path), other)
+    assert [w[0] for w in whole] == [p[0] for p in parts]
+
+
+def saved(rank, folder):
+    ddp, wire = models.wrapped()
+    models.train(ddp, rank, 3)
+    gradwire.save(wire, folder)
+    total = {n: wire.residual(n) for n, _ in ddp.module.named_parameters()}
+    wire.close()
+    return total
+
+
+def loaded(rank, folder):
+    ddp, wire = models.wrapped(seed=5)
+    gradwire.load(wire, folder)
+    total = {n: wire.residual(n) for n, _ in ddp.module.named_parameters()}
+    models.train(ddp, rank, 2)
+    wire.close()
+    return total, models.flat(ddp).numpy().tobytes()
+
+
+@pytest.mark.parametrize(("old", "new"), [(4, 2), (2, 3)])
+def test_another_world_size_keeps_the_mean(ranks, tmp_path, old, new):
+    before = ranks.run(old, saved, str(tmp_path))
+    after = ranks.run(new, loaded, str(tmp_path))
+    assert len({p for _, p in after}) == 1
+    for name in before[0]:
+        kept = torch.stack([part[name] for part in before]).double().mean(0)
+        now = torch.stack([part[name] for part, _ in after]).double().mean(0)
+        assert kept.norm() > 0
+        torch.testing.assert_close(now, kept, rtol=1e-6, atol=1e-9)
+
+
+@pytest.fixture
+def cluster():
+    cluster = gradwire.VirtualCluster(2, density=0.1)
+    cluster.average([torch.randn(100), torch.randn(100)])
+    return cluster
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s | {"version": 7}, "state version is 7, this gradwire reads version 1"),
+        (lambda s: [], "state version is 'list'"),
+        (lambda s: {k: v for k, v in s.items() if k != "residual"}, "no entry 'residual'"),
+        (lambda s: {k: v for k, v in s.items() if k != "memory"}, "no entry 'memory'"),
+        (lambda s: s | {"residual": {}}, r"misses 1 parameters of this model: \['gradient'\]"),
+        (
+            lambda s: s | {"residual": s["residual"] | {"x": torch.zeros(1)}},
+            r"has 1 parameters this model has not: \['x'\]",
+        ),
+        (
+            lambda s: s | {"residual": {"gradient": torch.zeros(99)}},
+            r"residual of 'gradient' has shape \(99,\), the model's is \(100,\)",
+        ),
+        (lambda s: s | {"bundles": [[]]}, "do not hold each parameter once"),
+        (lambda s: s | {"world_size": 3}, "rank 0 of 3, this is rank 0 of 2"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(cluster, change, message):
+    state = cluster._states[0]
+    before = state.residual("gradient")
+    with pytest.raises(StateError, match=message):
+        state.load_state_dict(change(state.state_dict()))
+    assert torch.equal(before, state.residual("gradient"))
+
+
+def damaged(rank, folder):
+    _, wire = models.wrapped()
+    try:
+        gradwire.load(wire, folder)
+    except StateError as error:
+        return str(error)
+    finally:
+        wire.close()
+    return "loaded"
+
+
+def test_a_damaged_folder_is_refused(ranks, tmp_path):
+    assert "holds no checkpoint" in ranks.run(1, damaged, str(tmp_path))[0]
+    ranks.run(1, saved, str(tmp_path))
+    manifest = json.loads((tmp_path / "gradwire.json").read_text())
+    part = tmp_path / manifest["parts"][0]["file"]
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(bytes(content))
+    assert "sha256" in ranks.run(1, damaged, str(tmp_path))[0]
+    part.unlink()
+    assert "is missing" in ranks.run(1, damaged, str(tmp_path))[0]
+    (tmp_path / "gradwire.json").write_text("{")
+    assert "is damaged" in ranks.run(1, damaged, str(tmp_path))[0]
+
+
+def test_saving_again_leaves_one_checkpoint(ranks, tmp_path):
+    ranks.run(2, saved, str(tmp_path))
+    ranks.run(2, unbroken_then_saved, str(tmp_path))
+    names = sorted(p.name for p in tmp_path.iterdir())
+    assert names == ["gradwire-step5-rank0.pt", "gradwire-step5-rank1.pt", "gradwire.json"]
+
+
+def unbroken_then_saved(rank, folder):
+    ddp, wire = models.wrapped()
+    models.train(ddp, rank, 5)
+    gradwire.save(wire, folder)
+    wire.close()
