@@ -1,6 +1,7 @@
 """The few types that travel along the path."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -72,6 +73,28 @@ class Memory(dict[str, Tensor]):
         super().__init__()
         self.rank = rank
         self.bundle = bundle
+        self._ends: Tensor | None = None
+
+    def lay_out(self, slots: Sequence["Slot"], device: torch.device) -> None:
+        """Note where the padding between the slots is."""
+        ends, shifts, total = [], [], 0
+        for slot in slots:
+            shifts.append(slot.offset - total)
+            total += slot.numel
+            ends.append(total)
+        self.entries = total
+        self._ends = torch.tensor(ends, device=device)
+        self._shifts = torch.tensor(shifts, device=device)
+
+    def real(self, u: Tensor) -> int:
+        """How many entries of u are not padding."""
+        return u.numel() if self._ends is None else self.entries
+
+    def locate(self, ordinals: Tensor) -> Tensor:
+        """Where in u the n-th entry that is not padding is, for each n."""
+        if self._ends is None:
+            return ordinals
+        return ordinals + self._shifts[torch.searchsorted(self._ends, ordinals, right=True)]
 
 
 @dataclass
@@ -97,4 +120,4 @@ class Slot:
     stride: tuple[int, ...]
     dtype: torch.dtype
     offset: int = 0
-    numel: int = field(default=0)
+    numel: int = 0

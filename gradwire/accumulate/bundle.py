@@ -30,6 +30,7 @@ class Bundle:
         self.dtype = slots[0].dtype
         self.buffer = torch.zeros(self.size + 1, device=device)
         self.memory = Memory(rank, index)
+        self.memory.lay_out(slots, device)
         self.delivered: Delivered | None = None
         self.held: list[tuple[int, Tensor]] = []
         self._maxima = torch.zeros(self.size // 16, device=device)

@@ -32,11 +32,13 @@ def randk(
     stream = _mix_int(seed, memory.bundle, 0 if shared else memory.rank + 1)
     key = _mix(draws + stream)
     draws.add_(1)
-    chosen = permuted(torch.arange(k, device=u.device), u.numel(), key).sort().values
-    indices = chosen.clamp(max=u.numel()).to(torch.int32)
-    values = torch.where(chosen < u.numel(), u[chosen.clamp(max=u.numel() - 1)], 0)
-    count = (chosen < u.numel()).sum(dtype=torch.int32)
-    return Sparse(indices, values, count, u.numel(), common=shared)
+    size = memory.real(u)
+    drawn = permuted(torch.arange(k, device=u.device), size, key).sort().values
+    inside = drawn < size
+    where = memory.locate(drawn.clamp(max=size - 1))
+    indices = torch.where(inside, where, u.numel()).to(torch.int32)
+    values = torch.where(inside, u[where], 0)
+    return Sparse(indices, values, inside.sum(dtype=torch.int32), u.numel(), common=shared)
 
 
 def permuted(x: Tensor, size: int, key: Tensor) -> Tensor:

@@ -33,7 +33,9 @@ def resumed(rank, fields, folder, other):
     dist.barrier()
 
     ddp, wire = models.wrapped(**{**fields, **other, "seed": 99})
-    models.train(ddp, rank, 2, start=50, dtype=dtype)  # DDP has rebuilt its buckets, residuals are not empty
+    models.train(
+        ddp, rank, 2, start=50, dtype=dtype
+    )  # DDP has rebuilt its buckets, residuals are not empty
     weights, momentum = torch.load(f"{folder}/model.pt", weights_only=True)
     ddp.module.load_state_dict(weights)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)

@@ -1,0 +1,63 @@
+import json
+
+import pytest
+
+import gradwire
+from gradwire.accumulate import Schedule
+from gradwire.config import Config, configure
+
+
+def test_defaults_and_names():
+    assert (Config().method, Config().exchange) == ("topk", "allgather")
+    assert Config(method="dense").exchange == "dense"
+    assert Config(method="topk/dense").exchange == "dense"
+    assert Config(dense="*.bias").dense == ("*.bias",)
+    json.dumps(Config(method="randk", options={"seed": 3}, warmup=(0.1,), warmup_steps=1).asdict())
+
+
+def test_fields_on_top_of_a_config():
+    base = Config(method="randk", density=0.05)
+    changed = configure(base, {"density": 0.1, "shared": False})
+    assert (changed.method, changed.density, changed.options) == ("randk", 0.1, {"shared": False})
+    assert configure(Config(method="dense"), {"method": "topk/allgather"}).exchange == "allgather"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"density": 0}, r"density must be in \(0, 1\], got 0"),
+        ({"density": 2}, "2 % is 0.02"),
+        ({"density": float("nan")}, "got nan"),
+        ({"density": True}, "got True"),
+        ({"warmup": (0.5, 3)}, "warmup must be in"),
+        ({"warmup": (0.5,)}, "warmup needs warmup_steps"),
+        ({"method": "top-k"}, "unknown method 'top-k'. Did you mean 'topk'"),
+        ({"exchange": "allgathr"}, "unknown exchange 'allgathr'. Did you mean 'allgather'"),
+        ({"method": "topk/gtopkk"}, "unknown exchange 'gtopkk'"),
+        ({"method": "topk/dense", "exchange": "allgather"}, "names exchange 'dense'"),
+        ({"densty": 0.1}, "unknown option 'densty'. Did you mean 'density'"),
+        ({"values": "bf61"}, "unknown value encoding 'bf61'. Did you mean 'bf16'"),
+        ({"values": "bf16", "exchange": "dense"}, "exchange 'dense' sums in fp32"),
+        ({"indices": "common"}, "chosen by methods"),
+        ({"options": {"seed": 1}}, "method 'topk' has no options"),
+        ({"dense_steps": -1}, "dense_steps must be a whole number of at least 0, got -1"),
+        ({"bundle_mb": 0}, "bundle_mb must be a number above 0, got 0"),
+        ({"timeout": float("inf")}, "timeout must be a number above 0, got inf"),
+    ],
+)
+def test_bad_fields(fields, message):
+    with pytest.raises(ValueError, match=message):
+        gradwire.VirtualCluster(2, **fields)
+
+
+def test_config_must_be_one():
+    with pytest.raises(ValueError, match="config must be a gradwire.Config, got dict"):
+        gradwire.VirtualCluster(2, {"density": 0.1}, density=0.1)
+
+
+def test_schedule():
+    schedule = Schedule(0.001, dense_steps=2, warmup=(0.25, 0.0625), warmup_steps=3)
+    assert [schedule.at(step) for step in range(10)] == [1, 1] + [0.25] * 3 + [0.0625] * 3 + [
+        0.001
+    ] * 2
+    assert Schedule(0.01).at(0) == 0.01
