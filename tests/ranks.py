@@ -12,10 +12,11 @@ TIMEOUT = 120
 
 
 class Ranks:
-    """`run(world, function, *args)` calls function(rank, *args) on `world` Gloo ranks."""
+    """`run(world, function, *args)` calls function(rank, *args) on `world` ranks."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, backend: str = "gloo") -> None:
         self.size = size
+        self.backend = backend
         self._start()
 
     def _start(self) -> None:
@@ -23,7 +24,9 @@ class Ranks:
         self._inboxes = [context.Queue() for _ in range(self.size)]
         self._outbox = context.Queue()
         self._processes = [
-            context.Process(target=_serve, args=(rank, inbox, self._outbox), daemon=True)
+            context.Process(
+                target=_serve, args=(rank, self.backend, inbox, self._outbox), daemon=True
+            )
             for rank, inbox in enumerate(self._inboxes)
         ]
         for process in self._processes:
@@ -59,7 +62,11 @@ class Ranks:
             process.join()
 
 
-def _serve(rank: int, inbox, outbox) -> None:
+def _serve(rank: int, backend: str, inbox, outbox) -> None:
+    if backend == "nccl":
+        # NCCL refuses two ranks on one GPU when it believes that they share a host.
+        os.environ |= {"NCCL_HOSTID": f"host{rank}", "NCCL_IB_DISABLE": "1"}
+        os.environ["NCCL_SOCKET_IFNAME"] = "lo"
     import torch
     import torch.distributed as dist
 
@@ -67,7 +74,7 @@ def _serve(rank: int, inbox, outbox) -> None:
     while True:
         function, world, store, args = inbox.get()
         dist.init_process_group(
-            "gloo",
+            backend,
             init_method=f"file://{store}",
             rank=rank,
             world_size=world,

@@ -51,7 +51,7 @@ def test_bad_fields(fields, message):
 
 
 def test_config_must_be_one():
-    with pytest.raises(ValueError, match="config must be a gradwire.Config, got dict"):
+    with pytest.raises(ValueError, match=r"config must be a gradwire.Config, got dict"):
         gradwire.VirtualCluster(2, {"density": 0.1}, density=0.1)
 
 

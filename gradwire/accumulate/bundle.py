@@ -103,4 +103,4 @@ def _settle(
         buffer.add_(torch.where(happened > 0, delivered.loss, 0))
     for offset, kept in held:
         buffer[offset : offset + kept.numel()] = kept
-    buffer[-1] = 0
+    buffer[-1:].zero_()

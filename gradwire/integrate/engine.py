@@ -1,6 +1,7 @@
 """Runs a State's steps beside DDP's backward pass: on a side stream, or in one ordered thread."""
 
 import contextlib
+import logging
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -17,6 +18,9 @@ from gradwire.integrate.handshake import meet
 from gradwire.integrate.ordered import OrderedThread
 from gradwire.state import State
 from gradwire.types import Slot
+
+
+log = logging.getLogger("gradwire")
 
 
 class Engine:
@@ -151,7 +155,8 @@ class Engine:
             f"rank {self._state.group.rank}, step {self._state.steps}, bundle {bundle.index} "
             f"({bundle.slots[0].name} ...): {error}"
         )
-        self._broken.__cause__ = error
+        # The error crosses into autograd as text only; here is the last place to see its origin.
+        log.error("%s", self._broken, exc_info=error)
         self._state.group.give_up()
         for waiting in self._buckets.abandon():
             waiting.future.set_result(self._broken)

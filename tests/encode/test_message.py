@@ -127,7 +127,7 @@ def test_a_message_of_another_shape_may_not_be_used():
 
 
 def test_unknown_encodings_are_named():
-    with pytest.raises(ValueError, match="unknown value encoding 'bf61'. Did you mean 'bf16'"):
+    with pytest.raises(ValueError, match=r"unknown value encoding 'bf61'. Did you mean 'bf16'"):
         Encoding("bf61")
-    with pytest.raises(ValueError, match="unknown index encoding 'int64'. Did you mean 'int32'"):
+    with pytest.raises(ValueError, match=r"unknown index encoding 'int64'. Did you mean 'int32'"):
         Encoding("fp32", "int64")

@@ -69,7 +69,7 @@ def test_what_cannot_work_is_refused_by_name(ranks, what, message):
 
 
 def differing(rank, what):
-    net = nn.Linear(40, 40 if what != "parameters" or rank == 0 else 40)
+    net = nn.Linear(40, 40)
     ddp = DistributedDataParallel(net)
     if what == "parameters" and rank == 1:
         ddp.module.bias.requires_grad_(False)

@@ -1,4 +1,4 @@
-"""Stopped and resumed is bit-equal to never stopped; other bundles and other worlds keep the law."""
+"""Stopped and resumed is bit-equal to never stopped; other bundles and worlds keep the law."""
 
 import json
 

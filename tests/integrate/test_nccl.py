@@ -1,0 +1,140 @@
+"""The same on CUDA: NCCL ranks that share one GPU, virtual workers on it, and no host sync."""
+
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+from tests.integrate import models
+from tests.ranks import Ranks
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.fixture(scope="module")
+def nccl():
+    pool = Ranks(2, backend="nccl")
+    yield pool
+    pool.close()
+
+
+def wrapped(**fields):
+    torch.cuda.set_device(0)
+    net = models.model(width=1500).cuda()
+    ddp = DistributedDataParallel(net, device_ids=[0], bucket_cap_mb=1)
+    fields = {"density": 0.001, "dense_below": 0, "bundle_mb": 2.0, **fields}
+    return ddp, gradwire.attach(ddp, **fields)
+
+
+def train(ddp, rank, steps, start=0, optimizer=None, scaler=None):
+    optimizer = optimizer or torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=0.9)
+    for step in range(start, start + steps):
+        optimizer.zero_grad()
+        loss = ddp(models.data(rank, step).cuda()).square().mean()
+        if scaler is None:
+            loss.backward()
+            optimizer.step()
+        else:
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    return optimizer
+
+
+def steps(rank, count, fields):
+    ddp, wire = wrapped(**fields)
+    train(ddp, rank, count)
+    stats = wire.stats()
+    assert torch.isfinite(models.flat(ddp)).all()
+    return models.flat(ddp).cpu().numpy().tobytes(), stats.asdict()
+
+
+@pytest.mark.parametrize("fields", [{}, {"method": "randk"}, {"values": "bf16"}], ids=str)
+def test_replicas_are_bit_equal_after_200_steps(nccl, fields):
+    (first, stats), (second, _) = nccl.run(2, steps, 200, fields)
+    assert first == second
+    assert stats["bytes_sent"] < stats["bytes_dense"] / 100
+    assert stats["residual_norm"] > 0
+
+
+def broken(rank, folder, resume):
+    """20 steps, a checkpoint, 20 more; or the last 20 from the checkpoint, in a new model."""
+    ddp, wire = wrapped(**({"bundle_mb": 25.0} if resume else {}))
+    if resume:
+        train(ddp, rank, 2, start=90)
+        model, momentum = torch.load(f"{folder}/model{rank}.pt", weights_only=True)
+        ddp.module.load_state_dict(model)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=0.9)
+        optimizer.load_state_dict(momentum)
+        gradwire.load(wire, folder)
+    else:
+        optimizer = train(ddp, rank, 20)
+        torch.save([ddp.module.state_dict(), optimizer.state_dict()], f"{folder}/model{rank}.pt")
+        gradwire.save(wire, folder)
+    train(ddp, rank, 20, start=20, optimizer=optimizer)
+    return models.flat(ddp).cpu().numpy().tobytes()
+
+
+def test_resumed_is_bit_equal(nccl, tmp_path):
+    whole = nccl.run(2, broken, str(tmp_path), False)
+    assert nccl.run(2, broken, str(tmp_path), True) == whole
+    assert len(set(whole)) == 1
+
+
+def overflowing(rank):
+    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**12, growth_interval=3)
+    ddp, wire = wrapped(scaler=scaler)
+    weight = ddp.module.get_parameter("c.weight")
+    calls = []
+
+    def poison(gradient):
+        calls.append(1)
+        return gradient * (float("inf") if len(calls) == 5 and rank == 1 else 1.0)
+
+    weight.register_hook(poison)
+    train(ddp, rank, 10, scaler=scaler)
+    finite = all(bool(torch.isfinite(wire.residual(n)).all()) for n in ("a.weight", "c.weight"))
+    return models.flat(ddp).cpu().numpy().tobytes(), wire.stats().skipped, finite
+
+
+def test_grad_scaler_on_the_device(nccl):
+    results = nccl.run(2, overflowing)
+    assert len({r[0] for r in results}) == 1
+    for _, skipped, finite in results:
+        assert skipped == 1
+        assert finite
+
+
+def without_sync(rank):
+    ddp, wire = wrapped()
+    optimizer = train(ddp, rank, 5)
+    batches = [models.data(rank, step).cuda() for step in range(5)]
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for batch in batches:
+            optimizer.zero_grad()
+            ddp(batch).square().mean().backward()
+            optimizer.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return wire.stats().steps
+
+
+def test_no_host_sync_in_a_step(nccl):
+    assert nccl.run(2, without_sync) == [10, 10]
+
+
+@pytest.mark.parametrize("method", ["topk", "randk", "dense"])
+def test_virtual_workers_on_the_gpu_equal_those_on_the_cpu(method):
+    clusters = [gradwire.VirtualCluster(4, method=method, density=0.01) for _ in range(2)]
+    for step in range(4):
+        g = [
+            torch.randn(20011, generator=torch.Generator().manual_seed(10 * step + r))
+            for r in range(4)
+        ]
+        on_cpu = clusters[0].average(g)
+        on_gpu = clusters[1].average([x.cuda() for x in g])
+        assert torch.equal(on_cpu, on_gpu.cpu())
+    for rank in range(4):
+        assert torch.equal(clusters[0].residual(rank), clusters[1].residual(rank).cpu())
