@@ -48,7 +48,7 @@ def average(
     with stage("decode"):
         update, ok, loss = finish(outcome.update, outcome.ok, bundle.dtype, scale)
         sent = outcome.delivered
-        bundle.delivered = Delivered(ok.float(), *((sent.indices, sent.values) if sent else ()))
+        bundle.delivered = Delivered(ok, *((sent.indices, sent.values) if sent else ()))
         bundle.delivered.loss = loss
     return update
 

@@ -165,7 +165,7 @@ class State:
         delivered = [b.delivered for b in self.bundles if b.delivered is not None]
         if not delivered:
             return torch.zeros((), dtype=torch.bool, device=self.device)
-        skipped = torch.stack([d.ok for d in delivered]).amin() < 1
+        skipped = ~torch.stack([d.ok for d in delivered]).all()
         if self._user_skip:
             skipped = torch.ones_like(skipped)
         now = self._current_scale()

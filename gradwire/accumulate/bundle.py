@@ -62,6 +62,9 @@ class Bundle:
         self.settle(skipped)
         self._withhold(unused)
         maxima = self._maxima[: self.size // group] if group else None
+        if maxima is not None and unused:
+            # No piece covers these slots: their groups must not keep the maxima of an earlier step.
+            maxima.zero_()
         finite = kernels.scan(self.u, pieces, maxima, group or ALIGN, unscale)
         return Scan(finite, maxima, group)
 
@@ -93,7 +96,7 @@ class Bundle:
 def _settle(
     buffer: Tensor, delivered: Delivered, held: list[tuple[int, Tensor]], skipped: Tensor
 ) -> None:
-    happened = delivered.ok * ~skipped
+    happened = (~skipped).float()
     if delivered.indices is None or delivered.values is None:
         buffer.mul_(1 - happened)
     else:

@@ -11,6 +11,10 @@ from gradwire.errors import ExchangeError
 from gradwire.stages import stage
 
 
+# torch 2.13 renamed it and warns of the old name; 2.11 has only that.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
 class Group(Protocol):
     """P ranks that call the same operations in the same order."""
 
@@ -44,7 +48,7 @@ class DistributedGroup:
     def all_gather(self, tensor: Tensor) -> Tensor:
         out = tensor.new_empty(self.size, tensor.numel())
         with stage("exchange"):
-            self._call("all-gather", tensor, dist.all_gather_into_tensor, out.view(-1), tensor)
+            self._call("all-gather", tensor, _all_gather, out.view(-1), tensor)
         self.bytes_sent += (self.size - 1) * tensor.nbytes
         return out
 

@@ -66,7 +66,9 @@ def _exact(where: Tensor, magnitude: Tensor, k: int) -> Tensor:
     missing = k - int(above.sum())
     tied = (magnitude == bound).nonzero().view(-1)[:missing]
     above[tied] = True
-    return where[above].to(torch.int32)
+    chosen = where[above].to(torch.int32)
+    assert chosen.numel() == k, f"{chosen.numel()} of {k} entries: u or its maxima are not finite"
+    return chosen
 
 
 def _kth_largest(x: Tensor, k: int) -> float:

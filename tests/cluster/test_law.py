@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gradwire
+from gradwire.cluster.virtual import VirtualRanks
 from gradwire.compress import METHODS
 from gradwire.exchange import EXCHANGES
 
@@ -203,6 +204,20 @@ def test_four_virtual_workers_equal_four_real_ranks_bit_for_bit(ranks, method):
         seeds = [torch.Generator().manual_seed(100 * step + rank) for rank in range(4)]
         out += cluster.average([torch.randn(977, generator=s) for s in seeds]).numpy().tobytes()
     assert set(ranks.run(4, real, method, "allgather")) == {out}
+
+
+def test_virtual_workers_meet_several_times_in_order():
+    ranks = VirtualRanks(3)
+
+    def work(rank):
+        group, seen = ranks.groups[rank], []
+        for i in range(4):
+            seen.append(group.all_gather(torch.tensor([10 * i + rank])).view(-1).tolist())
+            seen.append(int(group.all_reduce(torch.tensor(i + rank))))
+        return seen
+
+    expected = [x for i in range(4) for x in ([10 * i, 10 * i + 1, 10 * i + 2], 3 * i + 3)]
+    assert ranks.run(work) == [expected] * 3
 
 
 def test_virtual_workers_survive_a_failure():

@@ -134,7 +134,11 @@ def one_dies(rank):
     try:
         models.train(ddp, rank, 1)
     except RuntimeError as error:
-        return str(error), time.monotonic() - begin
+        seconds = time.monotonic() - begin
+        if rank == 1:
+            # Its connections stay open: only what gradwire does releases the peer.
+            time.sleep(12)
+        return str(error), seconds
     finally:
         wire.close()
     return "went on", 0.0
@@ -145,7 +149,7 @@ def test_a_rank_that_fails_releases_its_peers(ranks):
     assert "rank 1" in second
     assert "a bug on rank 1" in second
     assert "rank 0, step 3, bundle 0" in first
-    assert seconds < 15
+    assert seconds < 8
 
 
 def flushed(rank):

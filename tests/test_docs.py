@@ -1,0 +1,70 @@
+"""The code in the README and the docs runs, and the commands in them exist."""
+
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(page, language):
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.S | re.M)
+
+
+def run(code):
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    rendezvous = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    env = os.environ | rendezvous | {"MASTER_PORT": str(port)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_python_blocks_run(page):
+    code = blocks(page, "python")
+    assert code, f"{page.name} has no Python block"
+    run("\n".join(code))
+
+
+def commands():
+    for page in PAGES:
+        for block in blocks(page, "(?:bash|console|sh)"):
+            for line in block.splitlines():
+                line = line.removeprefix("$ ").partition(" #")[0].strip()
+                if line.startswith("gradwire "):
+                    yield line
+
+
+@pytest.mark.parametrize("line", sorted(set(commands())))
+def test_commands_parse(line):
+    """Every `gradwire ...` line names a command and options that exist."""
+    import typer
+
+    from gradwire.cli.app import app
+
+    command, context = typer.main.get_command(app), None
+    words = shlex.split(line)[1:]
+    while hasattr(command, "commands"):
+        context = command.make_context(
+            "gradwire", [words[0]], parent=context, resilient_parsing=True
+        )
+        command = command.commands[words.pop(0)]
+    command.make_context("gradwire", words, parent=context).close()
+
+
+def test_example_runs():
+    """examples/ddp.py, under a launcher with one rank."""
+    out = run(
+        f"import runpy; runpy.run_path({str(ROOT / 'examples/ddp.py')!r}, run_name='__main__')"
+    )
+    assert "of what a dense all-reduce sends" in out
