@@ -51,3 +51,23 @@ def test_law(ranks):
     check(ranks.run(3, law_and_replicas, "topk", "dense", "fp32", torch.float32, 5), False)
     check(ranks.run(3, law_and_replicas, "dense", "dense", "fp32", torch.float32, 5), False)
     check(ranks.run(2, law_and_replicas, "topk", "allgather", "fp32", torch.bfloat16, 5))
+
+
+def test_two_hundred_steps_at_one_in_a_thousand(ranks):
+    results = ranks.run(2, long_run)
+    assert len({parameters for parameters, _, _ in results}) == 1
+    _, stats, finite = results[0]
+    assert finite
+    assert stats["steps"] == 200
+    assert stats["achieved_density"] < 0.0012
+    assert stats["bytes_sent"] < stats["bytes_dense"] / 100
+
+
+def long_run(rank):
+    net = models.model(width=300)
+    ddp, wire = models.wrapped(net=net, density=0.001, bundle_mb=0.2)
+    models.train(ddp, rank, 200, lr=0.01)
+    stats = wire.stats()
+    wire.close()
+    parameters = models.flat(ddp)
+    return parameters.numpy().tobytes(), stats.asdict(), bool(torch.isfinite(parameters).all())

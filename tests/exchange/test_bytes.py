@@ -1,0 +1,36 @@
+"""What an exchange says it sends is what its group counted."""
+
+import pytest
+import torch
+
+import gradwire
+from gradwire.accumulate.schedule import entries
+from gradwire.encode import Encoding
+from gradwire.exchange import EXCHANGES
+from gradwire.types import align
+
+
+@pytest.mark.parametrize(
+    ("exchange", "values"), [("allgather", "fp32"), ("allgather", "bf16"), ("dense", "fp32")]
+)
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
+def test_predicted_bytes_are_counted_bytes(exchange, values, world):
+    cluster = gradwire.VirtualCluster(world, exchange=exchange, values=values, density=0.01)
+    cluster.average([torch.randn(3001) for _ in range(world)])
+    k = entries(0.01, 3001)
+    predicted = EXCHANGES[exchange].bytes(world, align(3001), k, Encoding(values))
+    stats = cluster.stats()
+    assert stats.bytes_sent == predicted
+    assert stats.bytes_dense == 2 * (world - 1) * 4 * 3001 // world
+
+
+def real(rank):
+    state = gradwire.State(density=0.01, dense_below=0)
+    gradwire.average([torch.randn(3001, generator=torch.Generator().manual_seed(rank))], state)
+    return state.stats().bytes_sent
+
+
+def test_real_ranks_count_the_same(ranks):
+    cluster = gradwire.VirtualCluster(3, density=0.01)
+    cluster.average([torch.randn(3001) for _ in range(3)])
+    assert ranks.run(3, real) == [cluster.stats().bytes_sent] * 3

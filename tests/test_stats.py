@@ -1,0 +1,50 @@
+"""The numbers users see."""
+
+import json
+import warnings
+
+import pytest
+import torch
+
+import gradwire
+
+
+def test_stats_are_plain_json():
+    cluster = gradwire.VirtualCluster(2, density=0.1)
+    for _ in range(3):
+        cluster.average([torch.randn(1000), torch.randn(1000)])
+    stats = json.loads(json.dumps(cluster.stats().asdict()))
+    assert stats["steps"] == 3
+    assert stats["achieved_density"] == 0.1
+    kept = float(cluster.residual(0).norm())
+    assert stats["residual_norm"] == pytest.approx(kept)
+    assert set(stats["seconds"]) == {"accumulate", "compress", "encode", "exchange", "decode"}
+    assert all(s > 0 for s in stats["seconds"].values())
+    assert stats["memory_bytes"] >= 4000
+
+
+def looks(growth):
+    cluster = gradwire.VirtualCluster(1, density=0.001)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(30):
+            cluster.average([growth**step * torch.ones(2000)])
+            cluster.stats()
+    return [str(w.message) for w in caught if "residual" in str(w.message)]
+
+
+def test_a_growing_residual_is_warned_about_once():
+    assert looks(0.9) == []
+    (warning,) = looks(2.0)
+    assert "the residual keeps growing: its norm went from" in warning
+    assert "Raise density (now 0.001)" in warning
+
+
+def test_profiler_ranges_are_named_after_the_stages():
+    cluster = gradwire.VirtualCluster(1, density=0.1)
+    cluster.average([torch.randn(1000)])
+    with torch.profiler.profile() as profile:
+        cluster._states[0].begin()
+        cluster._states[0].process(cluster._states[0].bundles[0], [torch.randn(1000)])
+    names = {event.key for event in profile.key_averages()}
+    assert {"gradwire::accumulate", "gradwire::compress", "gradwire::decode"} <= names
