@@ -13,7 +13,7 @@ from gradwire.config import Config
 from gradwire.errors import AttachError
 from gradwire.integrate.engine import Engine
 from gradwire.integrate.refuse import refuse_shrinking_join, refuse_unsupported, unwrap
-from gradwire.state import State, parameter_names
+from gradwire.state import State
 
 _ports: "weakref.WeakKeyDictionary[DistributedDataParallel, Port]" = weakref.WeakKeyDictionary()
 
@@ -108,6 +108,7 @@ def ddp_hook(state: State, bucket: dist.GradBucket) -> Future[Tensor]:
 
 
 def _parameters(module: DistributedDataParallel) -> list[nn.Parameter]:
-    """In the order in which their gradients are expected: the last layer's first."""
-    names = parameter_names(module)
-    return [p for p in reversed(list(module.module.parameters())) if id(p) in names]
+    """Those that DDP reduces, the last layer's first: the order in which gradients are expected."""
+    ignored = module.parameters_to_ignore
+    named = [(n, p) for n, p in module.module.named_parameters() if p.requires_grad]
+    return [p for name, p in reversed(named) if name not in ignored]

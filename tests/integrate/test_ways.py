@@ -266,3 +266,45 @@ def own_loop(rank):
 
 def test_average_in_an_own_loop(ranks):
     same(ranks.run(2, own_loop))
+
+
+class Odd(nn.Module):
+    """Two dtypes, a tied weight, a frozen one, one that DDP is told to ignore."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(31, 64)
+        self.low = nn.Linear(64, 64).to(torch.bfloat16)
+        self.tied = nn.Linear(64, 64, bias=False)
+        self.tied.weight = nn.Parameter(torch.randn(64, 64) / 8)
+        self.again = nn.Linear(64, 64, bias=False)
+        self.again.weight = self.tied.weight
+        self.frozen = nn.Linear(64, 64).requires_grad_(False)
+        self.private = nn.Parameter(torch.ones(64))
+
+    def forward(self, x):
+        x = self.low(torch.relu(self.first(x)).bfloat16()).float()
+        return self.frozen(self.again(torch.relu(self.tied(x)))) * self.private
+
+
+def odd(rank):
+    torch.manual_seed(0)
+    net = Odd()
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(net, ["private"])
+    ddp, wire = models.wrapped(net=net)
+    models.train(ddp, rank, 4)
+    names = sorted(wire.state_dict()["residual"])
+    stats = wire.stats()
+    wire.close()
+    shared = torch.cat(
+        [p.detach().float().view(-1) for n, p in net.named_parameters() if n != "private"]
+    )
+    return shared.numpy().tobytes(), stats.asdict() | {"names": names}
+
+
+def test_odd_models(ranks):
+    _, stats = same(ranks.run(2, odd))
+    assert stats["names"] == [
+        "first.bias", "first.weight", "low.bias", "low.weight", "tied.weight",
+    ]  # fmt: skip
+    assert stats["bundles"] >= 2
