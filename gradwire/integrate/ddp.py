@@ -108,7 +108,9 @@ def ddp_hook(state: State, bucket: dist.GradBucket) -> Future[Tensor]:
 
 
 def _parameters(module: DistributedDataParallel) -> list[nn.Parameter]:
-    """Those that DDP reduces, the last layer's first: the order in which gradients are expected."""
-    ignored = module.parameters_to_ignore
-    named = [(n, p) for n, p in module.module.named_parameters() if p.requires_grad]
-    return [p for name, p in reversed(named) if name not in ignored]
+    """Those that DDP reduces, the last layer's first: the order in which gradients are expected.
+
+    Only DDP knows which it was told to ignore: its own list is asked for, private as it is.
+    """
+    parameters, _ = module._build_params_for_reducer()
+    return list(reversed(parameters))

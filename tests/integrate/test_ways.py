@@ -280,24 +280,24 @@ class Odd(nn.Module):
         self.again = nn.Linear(64, 64, bias=False)
         self.again.weight = self.tied.weight
         self.frozen = nn.Linear(64, 64).requires_grad_(False)
-        self.private = nn.Parameter(torch.ones(64))
+        self.private = nn.Linear(64, 64, bias=False)
 
     def forward(self, x):
         x = self.low(torch.relu(self.first(x)).bfloat16()).float()
-        return self.frozen(self.again(torch.relu(self.tied(x)))) * self.private
+        return self.private(self.frozen(self.again(torch.relu(self.tied(x)))))
 
 
 def odd(rank):
     torch.manual_seed(0)
     net = Odd()
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(net, ["private"])
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(net, ["private.weight"])
     ddp, wire = models.wrapped(net=net)
     models.train(ddp, rank, 4)
     names = sorted(wire.state_dict()["residual"])
     stats = wire.stats()
     wire.close()
     shared = torch.cat(
-        [p.detach().float().view(-1) for n, p in net.named_parameters() if n != "private"]
+        [p.detach().float().view(-1) for n, p in net.named_parameters() if "private" not in n]
     )
     return shared.numpy().tobytes(), stats.asdict() | {"names": names}
 
