@@ -1,0 +1,39 @@
+"""The commands, one file each."""
+
+from importlib import import_module
+from importlib.util import find_spec
+
+import typer
+
+from gradwire.cli.doctor import doctor
+from gradwire.cli.methods import methods
+from gradwire.cli.report import report
+from gradwire.cli.train import EXAMPLES, train
+from gradwire.version import __version__
+
+app = typer.Typer(
+    name="gradwire",
+    help="Train PyTorch models over slow networks: send the gradient entries that matter, "
+    "keep the rest for later, lose nothing.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def root(version: bool = typer.Option(False, "--version", help="Show the version.")) -> None:
+    """Shows the version if asked to."""
+    if version:
+        typer.echo(f"gradwire {__version__}")
+        raise typer.Exit
+
+
+app.command(epilog=EXAMPLES)(train)
+app.command()(methods)
+app.command()(report)
+app.command()(doctor)
+
+if find_spec("gradwire.cli.bench"):
+    app.add_typer(import_module("gradwire.cli.bench").bench_app, name="bench")

@@ -1,0 +1,17 @@
+"""Words on the terminal."""
+
+from rich.console import Console
+from rich.text import Text
+
+console = Console(highlight=False)
+errors = Console(stderr=True, highlight=False)
+
+
+def say(text: str = "", style: str = "") -> None:
+    """Prints a line as it is: brackets are no markup, long lines are not broken."""
+    console.print(Text(text, style=style), soft_wrap=True)
+
+
+def complain(text: str) -> None:
+    """Prints `error: ...` in red on stderr."""
+    errors.print(Text(f"error: {text}", style="red"), soft_wrap=True)

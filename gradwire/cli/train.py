@@ -1,0 +1,106 @@
+"""`gradwire train`."""
+
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from gradwire.cli import train_options as opt
+from gradwire.cli.outcome import conduct
+from gradwire.cli.say import complain
+from gradwire.errors import ConfigError
+from gradwire.train import Plan, Sitting, program
+
+EXAMPLES = """Examples:
+
+  gradwire train --model lenet5 --density 0.01 --workers 4 --compare dense
+
+  gradwire train --model resnet20 --data-dir ~/data --method topk --density 0.001 --lr-drop 80,120
+
+  torchrun --nproc-per-node=8 -m gradwire train --model resnet20 --data-dir ~/data --out runs/a
+
+  gradwire train --resume runs/a
+"""
+
+
+def train(
+    model: opt.Model = None,
+    data_dir: opt.DataDir = None,
+    epochs: opt.Epochs = None,
+    batch: opt.Batch = None,
+    lr: opt.Lr = None,
+    lr_drop: opt.LrDrop = None,
+    momentum: opt.Momentum = None,
+    weight_decay: opt.WeightDecay = None,
+    seed: opt.Seed = None,
+    method: opt.Method = None,
+    density: opt.Density = None,
+    exchange: opt.Exchange = None,
+    values: opt.Values = None,
+    dense_steps: opt.DenseSteps = None,
+    warmup: opt.Warmup = None,
+    warmup_steps: opt.WarmupSteps = None,
+    keep_dense: opt.KeepDense = None,
+    compare: opt.Compare = None,
+    workers: opt.Workers = None,
+    device: opt.Device = None,
+    out: opt.Out = None,
+    overwrite: opt.Overwrite = False,
+    resume: opt.Resume = None,
+    max_steps: opt.MaxSteps = None,
+    checkpoint_every: opt.CheckpointEvery = None,
+    log_every: opt.LogEvery = None,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Train a model on P workers with compressed gradients, and write a report.
+
+    Alone it starts its own workers; under torchrun it uses the ranks it is given; on CUDA it uses
+    NCCL. Ctrl-C saves a checkpoint and shows the command that goes on from there, bit for bit.
+    """
+    given: dict[str, Any] = {
+        "model": model, "data_dir": _absolute(data_dir), "epochs": epochs,
+        "batch": batch, "lr": lr, "lr_drop": _numbers("--lr-drop", lr_drop, int),
+        "momentum": momentum, "weight_decay": weight_decay, "seed": seed, "method": method,
+        "density": density, "exchange": exchange, "values": values, "dense_steps": dense_steps,
+        "warmup": _numbers("--warmup", warmup, float), "warmup_steps": warmup_steps,
+        "keep_dense": tuple(keep_dense or ()) or None, "compare": tuple(compare or ()) or None,
+        "workers": workers, "device": device, "log_every": log_every,
+    }  # fmt: skip
+    sitting = Sitting(max_steps, checkpoint_every, quiet)
+    command = f"{program()} {shlex.join(sys.argv[1:])}"
+    try:
+        code = conduct(_plan(given, out, overwrite, resume, sitting=sitting, command=command))
+    except KeyboardInterrupt:
+        complain("stopped at once; the last checkpoint is what remains.")
+        code = 130
+    if code:
+        raise typer.Exit(code)
+
+
+def _plan(
+    given: dict[str, Any], out: Path | None, overwrite: bool, resume: Path | None, **rest: Any
+) -> Plan:
+    """What was asked for."""
+    if resume is None:
+        return Plan.new(given, out, overwrite=overwrite, **rest)
+    if out is not None or overwrite:
+        raise ConfigError("--resume goes on in its own folder: leave --out and --overwrite out.")
+    return Plan.resume(resume, given, **rest)
+
+
+def _absolute(folder: Path | None) -> str | None:
+    """The folder's name as it is good from anywhere, for config.json."""
+    return str(folder.expanduser().absolute()) if folder else None
+
+
+def _numbers(name: str, text: str | None, kind: Callable[[str], float]) -> tuple[float, ...] | None:
+    """The numbers in a comma-separated option."""
+    if text is None:
+        return None
+    try:
+        return tuple(kind(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"{name} takes numbers with commas between, got {text!r}.") from None

@@ -1,0 +1,242 @@
+"""The options of `gradwire train`, with what they teach."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gradwire.models import MODELS
+from gradwire.train.options import Options
+
+WHAT, HOW, WORK, KEEP = "What to train", "Compression", "Workers", "Run folder"
+
+
+def recipes(field: str) -> str:
+    """The models' values of a field, for a help line."""
+    return ", ".join(f"{name} {getattr(spec, field):g}" for name, spec in MODELS.items())
+
+
+def option(*names: str, panel: str, help: str, default: object = None, **more: Any) -> Any:
+    """An option whose default is filled in later; `default` is what the help shows."""
+    text = help if default is None else f"{help} Default: {default}."
+    return typer.Option(*names, help=text, rich_help_panel=panel, show_default=False, **more)
+
+
+Model = Annotated[
+    str | None,
+    option(
+        "--model",
+        "-m",
+        panel=WHAT,
+        default=Options.model,
+        help=f"The network: {', '.join(MODELS)}.",
+    ),
+]
+DataDir = Annotated[
+    Path | None,
+    option(
+        "--data-dir",
+        panel=WHAT,
+        help="Folder with the model's own data set, MNIST or CIFAR-10, in the usual files. "
+        "Without it: 5,000 embedded digits.",
+    ),
+]
+Epochs = Annotated[
+    int | None,
+    option(
+        "--epochs",
+        "-e",
+        panel=WHAT,
+        help="Passes over the training set. Default: the model's "
+        f"({recipes('epochs')}; on the embedded digits {recipes('digits_epochs')}).",
+    ),
+]
+Batch = Annotated[
+    int | None,
+    option(
+        "--batch",
+        "-b",
+        panel=WHAT,
+        help="Examples a step and worker. Default: the model's "
+        f"({recipes('batch')}; on the embedded digits {recipes('digits_batch')}).",
+    ),
+]
+Lr = Annotated[
+    float | None,
+    option(
+        "--lr",
+        panel=WHAT,
+        help="Learning rate. Default: the model's "
+        f"({recipes('lr')}; on the embedded digits {recipes('digits_lr')}).",
+    ),
+]
+LrDrop = Annotated[
+    str | None,
+    option(
+        "--lr-drop",
+        panel=WHAT,
+        metavar="EPOCH,...",
+        help="Divide the learning rate by ten after each of these epochs.",
+    ),
+]
+Momentum = Annotated[
+    float | None, option("--momentum", panel=WHAT, default=Options.momentum, help="SGD's momentum.")
+]
+WeightDecay = Annotated[
+    float | None,
+    option("--weight-decay", panel=WHAT, default=Options.weight_decay, help="SGD's weight decay."),
+]
+Seed = Annotated[
+    int | None,
+    option(
+        "--seed",
+        "-s",
+        panel=WHAT,
+        default=Options.seed,
+        help="Weights, order of examples, crops: the same seed gives the same numbers on CPU.",
+    ),
+]
+Method = Annotated[
+    str | None,
+    option(
+        "--method",
+        panel=HOW,
+        default=Options.method,
+        help="How a worker chooses what to send, also written method/exchange. "
+        "See `gradwire methods`.",
+    ),
+]
+Density = Annotated[
+    float | None,
+    option(
+        "--density",
+        "-d",
+        panel=HOW,
+        default=Options.density,
+        help="The share of entries a worker sends, in (0, 1].",
+    ),
+]
+Exchange = Annotated[
+    str | None,
+    option("--exchange", panel=HOW, help="How workers agree. Default: the method's own."),
+]
+Values = Annotated[
+    str | None,
+    option(
+        "--values", panel=HOW, default=Options.values, help="How values travel, e.g. fp32 or bf16."
+    ),
+]
+DenseSteps = Annotated[
+    int | None,
+    option(
+        "--dense-steps",
+        panel=HOW,
+        default=Options.dense_steps,
+        help="Steps at the start that send everything.",
+    ),
+]
+Warmup = Annotated[
+    str | None,
+    option(
+        "--warmup",
+        panel=HOW,
+        metavar="DENSITY,...",
+        help="Densities to go through before --density, e.g. 0.25,0.06.",
+    ),
+]
+WarmupSteps = Annotated[
+    int | None,
+    option(
+        "--warmup-steps",
+        panel=HOW,
+        default=Options.warmup_steps,
+        help="Steps at each of the --warmup densities.",
+    ),
+]
+KeepDense = Annotated[
+    list[str] | None,
+    option(
+        "--keep-dense",
+        panel=HOW,
+        metavar="PATTERN",
+        help="Parameters that are never compressed, e.g. '*.bias'. May be repeated.",
+    ),
+]
+Compare = Annotated[
+    list[str] | None,
+    option(
+        "--compare",
+        panel=HOW,
+        metavar="METHOD",
+        help="Train this method too, with the same seed, and report both; dense is the usual "
+        "one. May be repeated.",
+    ),
+]
+Workers = Annotated[
+    int | None,
+    option(
+        "--workers",
+        "-w",
+        panel=WORK,
+        help="Processes to start on this machine. Default: one a GPU, or 2 on CPU. "
+        "Under torchrun, its ranks are used.",
+    ),
+]
+Device = Annotated[
+    str | None,
+    option("--device", panel=WORK, default="auto", help="cpu (Gloo), cuda (NCCL), or auto."),
+]
+Out = Annotated[
+    Path | None,
+    option(
+        "--out",
+        "-o",
+        panel=KEEP,
+        help="The run folder. Default: runs/, the model, the method and the time.",
+    ),
+]
+Overwrite = Annotated[
+    bool,
+    option(
+        "--overwrite",
+        panel=KEEP,
+        help="Replace the run in --out, if there is one.",
+    ),
+]
+Resume = Annotated[
+    Path | None,
+    option(
+        "--resume",
+        panel=KEEP,
+        help="Go on with the run in this folder. Other options are refused where they differ from "
+        "the run's, but for --workers, --epochs and --data-dir.",
+    ),
+]
+MaxSteps = Annotated[
+    int | None,
+    option(
+        "--max-steps",
+        panel=KEEP,
+        min=1,
+        help="Stop after this many steps in all, with a checkpoint.",
+    ),
+]
+CheckpointEvery = Annotated[
+    int | None,
+    option(
+        "--checkpoint-every",
+        panel=KEEP,
+        min=1,
+        help="Steps between checkpoints, besides those at the ends of epochs.",
+    ),
+]
+LogEvery = Annotated[
+    int | None,
+    option(
+        "--log-every",
+        panel=KEEP,
+        default=Options.log_every,
+        help="Steps between lines in metrics.jsonl.",
+    ),
+]
+Quiet = Annotated[bool, option("--quiet", "-q", panel=KEEP, help="No progress.")]

@@ -1,0 +1,73 @@
+"""Images and labels in memory, and what is done to them on the way into a network."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradwire.data.augment import crop_and_flip
+from gradwire.errors import GradwireError
+
+
+class DataError(GradwireError, ValueError):
+    """A data set that is missing, damaged, or does not fit the model."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A training and a test set: images uint8 [n, channels, height, width], labels int64 [n].
+
+    `mean` and `std` are per channel, in units of [0, 1]. `augment` says whether training images
+    are cropped and flipped at random.
+    """
+
+    name: str
+    train: Tensor
+    train_labels: Tensor
+    test: Tensor
+    test_labels: Tensor
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augment: bool = False
+
+    def __post_init__(self) -> None:
+        for part, images, labels in (
+            ("training", self.train, self.train_labels),
+            ("test", self.test, self.test_labels),
+        ):
+            if len(images) != len(labels):
+                raise DataError(
+                    f"{self.name}: {len(images)} {part} images but {len(labels)} labels. "
+                    "The files do not belong together; fetch them again."
+                )
+
+    def to(self, device: torch.device) -> "Dataset":
+        """The same data on `device`, so that batches are cut there."""
+        return Dataset(
+            self.name,
+            self.train.to(device),
+            self.train_labels.to(device),
+            self.test.to(device),
+            self.test_labels.to(device),
+            self.mean,
+            self.std,
+            self.augment,
+        )
+
+    def training_batch(self, indices: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+        """Normalised images and labels; `seed` decides the crops and flips."""
+        indices = indices.to(self.train.device)
+        images = self.train[indices]
+        if self.augment:
+            images = crop_and_flip(images, seed)
+        return self.normalise(images), self.train_labels[indices]
+
+    def test_batch(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Normalised test images [start, stop) and their labels."""
+        return self.normalise(self.test[start:stop]), self.test_labels[start:stop]
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """fp32 images of zero mean and unit deviation over the training set."""
+        mean = torch.tensor(self.mean, device=images.device).view(-1, 1, 1)
+        std = torch.tensor(self.std, device=images.device).view(-1, 1, 1)
+        return (images.float() / 255 - mean) / std

@@ -1,0 +1,64 @@
+"""What came out, in one sentence."""
+
+from collections.abc import Sequence
+
+from gradwire.report.read import Run
+
+
+def headline(runs: Sequence[Run]) -> str:
+    """The first run's outcome, against dense if there is such a run.
+
+    "topk/allgather at 1 % reached 96.1 % against 96.4 % dense, with 23x fewer bytes."
+    """
+    run = runs[0]
+    accuracy = run.last("test_accuracy")
+    if accuracy is None:
+        step = run.last("step") or 0
+        return f"{run.title} has trained for {step:,} steps; no epoch has ended yet."
+    dense = next((r for r in runs[1:] if r.dense and r.last("test_accuracy") is not None), None)
+    sentence = f"{run.title} reached {percent(accuracy)} test accuracy"
+    if dense is not None and not run.dense:
+        sentence += f" against {percent(dense.last('test_accuracy'))} dense"
+    sentence += _bytes(run, dense)
+    return sentence + _unfinished(run, dense)
+
+
+def _bytes(run: Run, dense: Run | None) -> str:
+    """How many bytes fewer; against the dense run where one went as far."""
+    sent, would = run.last("bytes_sent"), run.last("bytes_dense")
+    if run.dense or not sent:
+        return ""
+    if dense is not None and dense.last("step") == run.last("step"):
+        return f", with {times(dense.last('bytes_sent') / sent)} bytes"
+    return f", with {times(would / sent)} bytes than a ring all-reduce would have sent"
+
+
+def _unfinished(run: Run, dense: Run | None) -> str:
+    """A full stop, or how far the runs have come."""
+    parts = []
+    for one in [run] if dense is None else [run, dense]:
+        done = one.last("epoch") or 0
+        if done < one.options.epochs:
+            parts.append(f"{one.title} has done {done} of {one.options.epochs} epochs")
+    return f" (so far: {'; '.join(parts)})." if parts else "."
+
+
+def percent(share: float) -> str:
+    """A share as a percentage with one digit."""
+    return f"{100 * share:.1f} %"
+
+
+def times(ratio: float) -> str:
+    """A ratio of bytes in words: "23x fewer", "as many", "2x more"."""
+    if 0.995 <= ratio <= 1.005:
+        return "as many"
+    return f"{ratio:.3g}x fewer" if ratio > 1 else f"{1 / ratio:.3g}x more"
+
+
+def size(count: float) -> str:
+    """Bytes in the unit that suits them."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"

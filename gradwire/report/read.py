@@ -1,0 +1,69 @@
+"""Run folders as the report needs them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gradwire.errors import ConfigError
+from gradwire.train.folder import (
+    CONFIG,
+    METRICS,
+    RESULT,
+    compare_folder,
+    read_command,
+    read_config,
+    read_json,
+)
+from gradwire.train.metrics import read_records
+from gradwire.train.options import Options
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: its choices, its lines of metrics, and its result if it has one."""
+
+    options: Options
+    command: str
+    machine: dict[str, str]
+    records: list[dict[str, Any]]
+    result: dict[str, Any]
+
+    @property
+    def title(self) -> str:
+        return self.options.title
+
+    @property
+    def dense(self) -> bool:
+        return self.options.method == "dense"
+
+    def series(self, name: str) -> tuple[list[float], list[float]]:
+        """Steps and the values of a column, where it has one."""
+        rows = [r for r in self.records if r.get(name) is not None]
+        return [r["step"] for r in rows], [r[name] for r in rows]
+
+    def last(self, name: str) -> Any:
+        """The last value of a column, or None."""
+        values = self.series(name)[1]
+        return values[-1] if values else None
+
+
+def read_runs(folder: Path) -> list[Run]:
+    """The run in `folder`, then those it was compared with that have begun."""
+    options = read_config(folder)
+    others = [compare_folder(folder, name) for name in options.compare]
+    runs = [_read(f) for f in [folder, *others] if (f / CONFIG).is_file()]
+    if not any(run.records for run in runs):
+        raise ConfigError(f"{folder} has no metrics yet: {METRICS} is empty. Let the run go on.")
+    return runs
+
+
+def _read(folder: Path) -> Run:
+    config = read_json(folder / CONFIG)
+    result = read_json(folder / RESULT) if (folder / RESULT).is_file() else {}
+    return Run(
+        options=read_config(folder),
+        command=read_command(folder),
+        machine=config.get("machine", {}),
+        records=read_records(folder / METRICS),
+        result=result,
+    )

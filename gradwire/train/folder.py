@@ -1,0 +1,124 @@
+"""The run folder: config.json, metrics.jsonl, checkpoint/, result.json, report.html."""
+
+import json
+import os
+import platform
+import shutil
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gradwire.errors import ConfigError, StateError
+from gradwire.train.options import Options, from_dict
+from gradwire.version import __version__
+
+CONFIG, METRICS, RESULT = "config.json", "metrics.jsonl", "result.json"
+REPORT, CHECKPOINT, TENSORBOARD = "report.html", "checkpoint", "tensorboard"
+FILES, FOLDERS = (CONFIG, METRICS, RESULT, REPORT), (CHECKPOINT, TENSORBOARD)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Replaces `path` in one go: a reader sees the old content or the new, never half of it."""
+    scratch = path.with_name(path.name + ".tmp")
+    scratch.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    os.replace(scratch, path)
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file in a run folder."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StateError(f"{path} cannot be read: {error}.") from error
+
+
+def open_new(folder: Path, overwrite: bool = False) -> None:
+    """Makes the folder of a new run; one that holds a run is refused, or emptied of it."""
+    if overwrite:
+        _remove_run(folder)
+    if (folder / METRICS).exists():
+        raise ConfigError(
+            f"{folder} already holds a run. Continue it with --resume {folder}, replace it with "
+            "--overwrite, or choose another --out."
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {folder} cannot be made: {error.strerror}.") from error
+
+
+def _remove_run(folder: Path) -> None:
+    """Removes what a run wrote; anything else in the folder stays."""
+    if not (folder / CONFIG).is_file():
+        return
+    for name in FILES:
+        (folder / name).unlink(missing_ok=True)
+    for part in [*(folder / name for name in FOLDERS), *folder.glob("compare-*")]:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def discard_unused(folder: Path) -> None:
+    """Removes the folder of a run that failed before it began."""
+    if [path.name for path in folder.iterdir()] == [CONFIG]:
+        (folder / CONFIG).unlink()
+        folder.rmdir()
+
+
+def write_config(folder: Path, options: Options, command: str = "") -> None:
+    """Writes what the run does, what was typed for it, and where it happens."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {"options": options.asdict(), "command": command, "machine": machine(options.device)}
+    write_json(folder / CONFIG, content)
+
+
+def read_config(folder: Path) -> Options:
+    """What the run in `folder` does."""
+    if not (folder / CONFIG).is_file():
+        raise ConfigError(f"{folder} is not a run folder: it has no {CONFIG}.")
+    content = read_json(folder / CONFIG)
+    if not isinstance(content, dict) or not isinstance(content.get("options"), dict):
+        raise StateError(f"{folder / CONFIG} holds no options.")
+    return from_dict(content["options"])
+
+
+def read_command(folder: Path) -> str:
+    """What was typed for the run in `folder`, a line a time."""
+    return str(read_json(folder / CONFIG).get("command", ""))
+
+
+def compare_folder(folder: Path, name: str) -> Path:
+    """Where the run that `--compare name` adds is kept."""
+    return folder / f"compare-{name.replace('/', '-')}"
+
+
+def machine(device: str) -> dict[str, str]:
+    """Where the run happens: versions and hardware, in words."""
+    cores = f"{os.cpu_count()} cores"
+    hardware = torch.cuda.get_device_name() if device == "cuda" else f"{_cpu_name()}, {cores}"
+    return {
+        "gradwire": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()}",
+        "hardware": hardware,
+    }
+
+
+def package_version(name: str) -> str:
+    """The installed version of a package, or "not installed"."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

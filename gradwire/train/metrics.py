@@ -1,0 +1,78 @@
+"""The numbers of a run as they come: metrics.jsonl, and TensorBoard where it is installed."""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gradwire.train.folder import METRICS, TENSORBOARD
+
+
+@dataclass(frozen=True)
+class Record:
+    """One line: the state after `step`. `loss` is the mean since the line before, over all ranks;
+    bytes are of all ranks together since the start; `test_accuracy` comes at the end of an epoch.
+    `seconds` counts training only, without evaluation and checkpoints."""
+
+    step: int
+    epoch: int
+    loss: float
+    test_accuracy: float | None
+    bytes_sent: int
+    bytes_dense: int
+    achieved_density: float
+    residual_norm: float
+    lr: float
+    seconds: float
+
+
+class Metrics:
+    """Writes records; continues after `step`, dropping what a broken-off run wrote beyond it."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        path = folder / METRICS
+        kept = [r for r in read_records(path) if r["step"] <= step]
+        scratch = path.with_name(path.name + ".tmp")
+        scratch.write_text("".join(json.dumps(r) + "\n" for r in kept), encoding="utf-8")
+        os.replace(scratch, path)
+        self.last: dict[str, Any] = kept[-1] if kept else {}
+        self._file = path.open("a", encoding="utf-8")
+        self._board = _board(folder, step)
+
+    def write(self, record: Record) -> None:
+        """Appends a line and flushes it."""
+        self.last = asdict(record)
+        self._file.write(json.dumps(self.last) + "\n")
+        self._file.flush()
+        if self._board is not None:
+            for name, value in self.last.items():
+                if value is not None and name != "step":
+                    self._board.add_scalar(name, value, record.step)
+
+    def close(self) -> None:
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """The lines of a metrics.jsonl; a last line that was cut off is left out."""
+    if not path.is_file():
+        return []
+    records = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            break
+    return records
+
+
+def _board(folder: Path, step: int) -> Any:
+    """A TensorBoard writer, or None where TensorBoard is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(folder / TENSORBOARD), purge_step=step + 1 if step else None)

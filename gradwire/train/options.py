@@ -1,0 +1,173 @@
+"""What is trained and how: one frozen set of choices, kept in the run folder's config.json."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gradwire import models
+from gradwire.config import Config
+from gradwire.errors import ConfigError, unknown
+
+FREE = ("workers", "epochs", "data_dir")
+"""What a resumed run may change; anything else would make it another run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Everything the numbers of a run depend on. `resolve` fills in the model's recipe."""
+
+    model: str = "lenet5"
+    method: str = "topk"
+    exchange: str = ""
+    density: float = 0.01
+    values: str = "fp32"
+    dense_steps: int = 0
+    warmup: tuple[float, ...] = ()
+    warmup_steps: int = 0
+    keep_dense: tuple[str, ...] = ()
+    workers: int
+    epochs: int
+    batch: int
+    lr: float
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    lr_drop: tuple[int, ...] = ()
+    seed: int = 0
+    data_dir: str | None = None
+    device: str = "cpu"
+    compare: tuple[str, ...] = ()
+    log_every: int = 10
+
+    def __post_init__(self) -> None:
+        config = self.config()
+        for name in ("method", "exchange"):
+            object.__setattr__(self, name, getattr(config, name))
+        for name in ("workers", "epochs", "batch", "log_every"):
+            _check(name, getattr(self, name), at_least=1)
+        for name in ("weight_decay", "momentum", "seed"):
+            _check(name, getattr(self, name), at_least=0)
+        if not 0 < self.lr < math.inf:
+            raise ConfigError(f"lr must be above 0, got {self.lr}.")
+        if self.momentum >= 1:
+            raise ConfigError(f"momentum must be in [0, 1), got {self.momentum}.")
+        if list(self.lr_drop) != sorted(set(self.lr_drop)) or min(self.lr_drop, default=1) < 1:
+            raise ConfigError(f"lr_drop must be rising epochs from 1 on, got {self.lr_drop}.")
+        if self.device not in ("cpu", "cuda"):
+            raise unknown("device", self.device, ("cpu", "cuda"))
+        for name in self.compare:
+            self.against(name)
+
+    def config(self) -> Config:
+        """How gradients are compressed and exchanged, for `gradwire.attach`."""
+        return Config(
+            method=self.method,
+            exchange=self.exchange,
+            density=self.density,
+            values=self.values,
+            dense=self.keep_dense,
+            dense_steps=self.dense_steps,
+            warmup=self.warmup,
+            warmup_steps=self.warmup_steps,
+        )
+
+    def against(self, name: str) -> "Options":
+        """The same run with another "method" or "method/exchange"."""
+        other: dict[str, Any] = {"method": name, "exchange": "", "compare": ()}
+        if name.partition("/")[0] == "dense":
+            other |= {"values": "fp32", "dense_steps": 0, "warmup": (), "warmup_steps": 0}
+        return dataclasses.replace(self, **other)
+
+    @property
+    def data(self) -> str:
+        """The data set: the model's own if a folder was named, the embedded digits otherwise."""
+        return models.spec(self.model).data if self.data_dir else "digits"
+
+    @property
+    def title(self) -> str:
+        """The run in a few words, e.g. "topk/allgather at 1 %"."""
+        if self.method == "dense":
+            return "dense"
+        values = "" if self.values == "fp32" else f", {self.values}"
+        return f"{self.method}/{self.exchange} at {100 * self.density:g} %{values}"
+
+    def lr_at(self, epoch: int) -> float:
+        """The learning rate in an epoch: a tenth of it after each of the `lr_drop` epochs."""
+        return self.lr * 0.1 ** sum(epoch >= drop for drop in self.lr_drop)
+
+    def asdict(self) -> dict[str, Any]:
+        """The choices as plain JSON values."""
+        return {
+            k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()
+        }
+
+
+def resolve(given: Mapping[str, Any], workers: int | None = None) -> Options:
+    """`given`, completed by the model's recipe; None stands for not given.
+
+    `workers` are those that exist already (under torchrun); alone, one a GPU, or 2 on CPU.
+    """
+    chosen = {k: v for k, v in given.items() if v is not None}
+    spec = models.spec(chosen.get("model", Options.model))
+    digits = not chosen.get("data_dir")
+    chosen["device"] = pick_device(chosen.get("device", "auto"))
+    gpus = torch.cuda.device_count() if chosen["device"] == "cuda" else 0
+    if workers and chosen.get("workers", workers) != workers:
+        raise ConfigError(
+            f"--workers {chosen['workers']}, but torchrun started {workers} ranks. "
+            f"Leave --workers out."
+        )
+    recipe = {
+        "workers": workers or gpus or 2,
+        "epochs": spec.digits_epochs if digits else spec.epochs,
+        "batch": spec.digits_batch if digits else spec.batch,
+        "lr": spec.digits_lr if digits else spec.lr,
+    }
+    return Options(**(recipe | chosen))
+
+
+def pick_device(name: str) -> str:
+    """ "cpu" or "cuda"; "auto" is CUDA where there is any."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device 'cuda': this torch sees no GPU. Start a run with --device cpu.")
+    if name not in ("cpu", "cuda"):
+        raise unknown("device", name, ("auto", "cpu", "cuda"))
+    return name
+
+
+def from_dict(saved: Mapping[str, Any]) -> Options:
+    """The choices in a config.json."""
+    known = {f.name for f in dataclasses.fields(Options)}
+    if extra := sorted(set(saved) - known):
+        raise ConfigError(f"this run was made by another version: it has the option {extra[0]!r}.")
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()}
+    return Options(**values)
+
+
+def resume(saved: Options, given: Mapping[str, Any]) -> tuple[Options, list[str]]:
+    """The saved run's choices, with what may change changed, and a sentence on each change."""
+    changes: dict[str, Any] = {}
+    for name, value in given.items():
+        value = tuple(value) if isinstance(value, list) else value
+        if value is None or value == getattr(saved, name) or (name, value) == ("device", "auto"):
+            continue
+        if name == "method" and value == f"{saved.method}/{saved.exchange}":
+            continue
+        if name not in FREE:
+            raise ConfigError(
+                f"the run to resume has {name} = {getattr(saved, name)!r}, now {value!r} is asked "
+                f"for. Leave --{name.replace('_', '-')} out, or start a new run."
+            )
+        changes[name] = value
+    notes = [f"{name} was {getattr(saved, name)}, is now {v}" for name, v in changes.items()]
+    return dataclasses.replace(saved, **changes), notes
+
+
+def _check(name: str, value: float, at_least: int) -> None:
+    if not at_least <= value < math.inf:
+        raise ConfigError(f"{name} must be at least {at_least}, got {value}.")

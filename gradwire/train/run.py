@@ -1,0 +1,90 @@
+"""The main job: a run and those it is compared with, on every rank."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gradwire import data, models
+from gradwire.errors import ConfigError, GradwireError
+from gradwire.train import folder as folders
+from gradwire.train.launch import launch
+from gradwire.train.options import Options
+from gradwire.train.place import Place, under_torchrun
+from gradwire.train.plan import Plan
+from gradwire.train.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a plan: the folder, each run's result.json, whether a signal ended it."""
+
+    folder: Path
+    results: tuple[dict[str, Any], ...]
+    stopped: bool
+    first: bool = True
+
+
+def train(job: Plan) -> Outcome:
+    """Does what `job` says on every rank; under torchrun only rank 0's outcome is `first`."""
+    options = job.options
+    if under_torchrun():
+        return launch(_work, job, workers=options.workers, device=options.device)
+    _open(job)
+    results = [_finished(run, folder) for run, folder in job.runs()]
+    if None not in results:
+        return Outcome(job.folder, tuple(filter(None, results)), stopped=False)
+    try:
+        return launch(_work, job, workers=options.workers, device=options.device)
+    except GradwireError:
+        folders.discard_unused(job.folder)
+        raise
+
+
+def _open(job: Plan) -> None:
+    """Makes the folder, or refuses to."""
+    if not job.resumed:
+        folders.open_new(job.folder, job.overwrite)
+    folders.write_config(job.folder, job.options, job.command)
+
+
+def _work(place: Place, job: Plan) -> Outcome:
+    """One rank's part."""
+    if not place.own_workers:
+        job = _shared(place, job)
+    options = job.options
+    spec = models.spec(options.model)
+    images = data.load(options.data, options.data_dir, spec.shape).to(place.device)
+    results = []
+    for run, folder in job.runs():
+        result = place.share(_finished(run, folder))
+        if result is None:
+            if place.first and folder != job.folder:
+                folders.write_config(folder, run, job.command)
+            place.barrier()
+            result = Trainer(run, folder, images, place, job.sitting).run()
+        results.append(result)
+        if results[-1]["stopped"]:
+            break
+    return Outcome(job.folder, tuple(results), results[-1]["stopped"], place.first)
+
+
+def _finished(run: Options, folder: Path) -> dict[str, Any] | None:
+    """The result of a run that has nothing left to do."""
+    if not (folder / folders.RESULT).is_file():
+        return None
+    result = folders.read_json(folder / folders.RESULT)
+    return result | {"stopped": False} if result["epochs"] >= run.epochs else None
+
+
+def _shared(place: Place, job: Plan) -> Plan:
+    """Rank 0's plan, its folder made; torchrun's ranks have each made their own."""
+    refusal = ""
+    if place.first:
+        try:
+            _open(job)
+        except GradwireError as error:
+            refusal = str(error)
+    if refusal := place.share(refusal):
+        raise ConfigError(refusal)
+    return dataclasses.replace(job, folder=place.share(job.folder))

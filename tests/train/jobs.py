@@ -1,0 +1,73 @@
+"""What the ranks of these tests do; here because other processes have to import it."""
+
+import os
+
+import torch
+
+from gradwire import data, models
+from gradwire.data import DataError
+from gradwire.train.evaluate import digest, replicas_identical
+from gradwire.train.options import resolve
+from gradwire.train.trainer import Sitting, Trainer
+
+QUIET = Sitting(quiet=True)
+
+
+def options(folder, **more):
+    """A run of 2 workers, 10 epochs; of 8 steps where there are 133 examples."""
+    given = {
+        "data_dir": str(folder),
+        "epochs": 10,
+        "batch": 8,
+        "workers": 2,
+        "log_every": 3,
+        "device": "cpu",
+    }
+    return resolve(given | {"model": "lenet5", "density": 0.05, "lr": 0.02} | more)
+
+
+def train(place, run, folder, sitting=QUIET):
+    shape = models.spec(run.model).shape
+    images = data.load(run.data, run.data_dir, shape)
+    return Trainer(run, folder, images, place, sitting).run()
+
+
+def whole_and_in_parts(place, run, folder):
+    """Results of the run in one go, in three sittings, and broken off after three steps."""
+
+    def sit(name, steps):
+        return train(place, run, folder / name, Sitting(max_steps=steps, quiet=True))
+
+    whole = sit("whole", None)
+    parts = [sit("parts", steps) for steps in (4, 13, None)]
+    return whole, parts, sit("begun", 3)
+
+
+def sum_of_ranks(place):
+    total = torch.ones(1) * place.rank
+    torch.distributed.all_reduce(total)
+    return int(total), place.world, torch.get_num_threads()
+
+
+def fail_on_rank_1(place, kind):
+    if place.rank == 1:
+        if kind == "user":
+            raise DataError("rank 1 has no such file.")
+        if kind == "bug":
+            raise ZeroDivisionError("a bug")
+        os._exit(3)
+    place.barrier()
+
+
+def sleep(place):
+    while not place.agreed_to_stop():
+        pass
+    return "stopped"
+
+
+def different_replicas(place):
+    model = torch.nn.Linear(2, 2)
+    with torch.no_grad():
+        model.weight.fill_(1)
+        model.bias.fill_(place.rank)
+    return replicas_identical(digest(model), place)

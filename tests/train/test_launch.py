@@ -1,0 +1,50 @@
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from gradwire.data import DataError
+from gradwire.train.launch import WorkerError, launch
+from tests.train import jobs
+
+
+def test_every_worker_is_a_rank_and_gets_its_part_of_the_cores():
+    total, world, threads = launch(jobs.sum_of_ranks, workers=3)
+    assert (total, world) == (0 + 1 + 2, 3)
+    assert threads == max(1, len(os.sched_getaffinity(0)) // 3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "words"),
+    [
+        ("user", DataError, "^rank 1 has no such file.$"),
+        ("bug", WorkerError, "worker 1 failed.\n(.*\n)*ZeroDivisionError: a bug"),
+        ("exit", WorkerError, "worker 1 ended with exit code 3"),
+    ],
+)
+def test_the_worker_that_failed_is_heard_and_nobody_waits_for_the_others(kind, error, words):
+    begin = time.monotonic()
+    with pytest.raises(error, match=words):
+        launch(jobs.fail_on_rank_1, kind, workers=2)
+    assert time.monotonic() - begin < 30
+
+
+def test_workers_that_do_not_answer_are_ended():
+    with pytest.raises(WorkerError, match="did not answer within 4 s"):
+        launch(jobs.sleep, workers=1, timeout=4)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_reaches_every_worker_as_a_flag_and_the_handlers_come_back(number):
+    before = signal.getsignal(number)
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), number))
+    timer.start()
+    assert launch(jobs.sleep, workers=2) == "stopped"
+    assert signal.getsignal(number) is before
+
+
+def test_replicas_that_differ_are_noticed():
+    assert launch(jobs.different_replicas, workers=2) is False
+    assert launch(jobs.different_replicas, workers=1) is True

@@ -1,0 +1,106 @@
+import pytest
+
+from gradwire.errors import ConfigError
+from gradwire.models import spec
+from gradwire.train.options import from_dict, resolve, resume
+
+
+def test_the_model_brings_its_recipe():
+    own, digits = resolve({"model": "resnet20", "data_dir": "x"}), resolve({"model": "resnet20"})
+    recipe = spec("resnet20")
+    assert (own.batch, own.lr, own.epochs) == (32, 0.1, recipe.epochs)
+    assert (digits.lr, digits.epochs) == (recipe.digits_lr, recipe.digits_epochs)
+    assert (own.data, digits.data) == ("cifar10", "digits")
+
+
+def test_what_was_chosen_comes_before_the_recipe():
+    options = resolve({"model": "fnn3", "batch": 7, "lr": 0.5, "epochs": None})
+    assert (options.batch, options.lr) == (7, 0.5)
+    assert options.epochs == spec("fnn3").digits_epochs
+
+
+def test_a_method_may_name_its_exchange():
+    options = resolve({"method": "topk/dense"})
+    assert (options.method, options.exchange) == ("topk", "dense")
+    assert resolve({}).exchange == "allgather"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"model": "resnet"}, "Did you mean 'resnet20'"),
+        ({"method": "topq"}, "Did you mean 'topk'"),
+        ({"density": 4}, "density must be in"),
+        ({"workers": 0}, "workers must be at least 1, got 0"),
+        ({"epochs": -1}, "epochs must be at least 1, got -1"),
+        ({"batch": 0}, "batch must be at least 1"),
+        ({"lr": 0.0}, "lr must be above 0"),
+        ({"lr": float("nan")}, "lr must be above 0"),
+        ({"momentum": 1.0}, r"momentum must be in \[0, 1\)"),
+        ({"weight_decay": -0.1}, "weight_decay must be at least 0"),
+        ({"lr_drop": (4, 2)}, "lr_drop must be rising epochs"),
+        ({"device": "tpu"}, "unknown device 'tpu'"),
+        ({"compare": ("dens",)}, "Did you mean 'dense'"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_name(given, words):
+    with pytest.raises(ConfigError, match=words):
+        resolve(given)
+
+
+def test_torchruns_ranks_are_the_workers():
+    assert resolve({}, workers=3).workers == 3
+    with pytest.raises(ConfigError, match="--workers 4, but torchrun started 3 ranks"):
+        resolve({"workers": 4}, workers=3)
+
+
+def test_json_round_trip():
+    options = resolve({"compare": ("dense",), "warmup": (0.25, 0.1), "warmup_steps": 3})
+    assert from_dict(options.asdict()) == options
+    with pytest.raises(ConfigError, match="another version: it has the option 'colour'"):
+        from_dict(options.asdict() | {"colour": 1})
+
+
+def test_a_resumed_run_keeps_its_choices():
+    saved = resolve({"density": 0.02, "workers": 2})
+    same, notes = resume(saved, {"density": 0.02, "workers": None, "device": "auto"})
+    assert (same, notes) == (saved, [])
+
+
+@pytest.mark.parametrize("change", [{"density": 0.5}, {"seed": 1}, {"compare": ("dense",)}])
+def test_a_resumed_run_refuses_other_choices_by_name(change):
+    (name,) = change
+    with pytest.raises(ConfigError, match=f"has {name} = .*start a new run"):
+        resume(resolve({}), change)
+
+
+def test_a_resumed_run_may_have_other_workers_and_more_epochs_and_says_so():
+    changed, notes = resume(resolve({"workers": 2}), {"workers": 4, "epochs": 99})
+    assert (changed.workers, changed.epochs) == (4, 99)
+    assert notes[0] == "workers was 2, is now 4"
+
+
+def test_a_comparison_differs_in_nothing_but_the_method():
+    options = resolve({"density": 0.02, "values": "bf16", "dense_steps": 5, "seed": 4})
+    other = options.against("randk")
+    assert (other.method, other.density, other.values) == ("randk", 0.02, "bf16")
+    dense = options.against("dense")
+    assert (dense.method, dense.exchange, dense.values) == ("dense", "dense", "fp32")
+    assert (dense.seed, dense.lr, dense.batch) == (4, options.lr, options.batch)
+
+
+def test_the_learning_rate_drops_after_each_of_the_epochs():
+    options = resolve({"lr": 1.0, "lr_drop": (2, 3)})
+    assert [options.lr_at(e) for e in range(4)] == pytest.approx([1, 1, 0.1, 0.01])
+
+
+def test_titles_say_what_was_done():
+    assert resolve({"density": 0.001}).title == "topk/allgather at 0.1 %"
+    assert resolve({"values": "bf16"}).title == "topk/allgather at 1 %, bf16"
+    assert resolve({"method": "dense"}).title == "dense"
+
+
+def test_options_are_frozen():
+    options = resolve({})
+    with pytest.raises(AttributeError):
+        options.density = 0.5
