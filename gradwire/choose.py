@@ -34,8 +34,9 @@ def choose(bundle: Bundle, config: Config, step: int, ranks: int, flush: bool) -
     k = entries(density, bundle.entries)
     reason = _why_dense(bundle, config, density, k, ranks, flush)
     if reason:
-        return Choice(bundle.size, "dense", reason)
-    return Choice(k, config.exchange, group=group_size(bundle.size, k))
+        rounds = config.exchange == "dense-bf16" and reason != "flush"
+        return Choice(bundle.size, "dense-bf16" if rounds else "dense", reason)
+    return Choice(k, config.exchange, group=group_size(bundle.size, k, bundle.buffer.device))
 
 
 def _why_dense(

@@ -53,9 +53,10 @@ class Config:
         Encoding(self.values, self.indices)
         if self.indices == "common":
             raise ConfigError("indices='common' is chosen by methods that share their indices")
-        if self.exchange == "dense" and self.values != "fp32":
+        if self.exchange.startswith("dense") and self.values != "fp32":
             raise ConfigError(
-                f"exchange 'dense' sums in fp32, values={self.values!r} has no effect"
+                f"values={self.values!r} has no effect on exchange {self.exchange!r}; there are "
+                f"'dense' (fp32) and 'dense-bf16'"
             )
         for name in ("dense_steps", "warmup_steps", "dense_below"):
             _check_whole(name, getattr(self, name))
@@ -89,7 +90,9 @@ class Config:
 
     @property
     def encoding(self) -> Encoding:
-        return Encoding(self.values, self.indices)
+        """How messages travel; without indices where the method makes them common."""
+        common = METHODS[self.method].common(self.options)
+        return Encoding(self.values, "common" if common else self.indices)
 
     def asdict(self) -> dict[str, Any]:
         """The fields as plain JSON values."""

@@ -17,7 +17,7 @@ from gradwire.encode import encode
 from gradwire.exchange import EXCHANGES
 from gradwire.kernels.scan import Piece
 from gradwire.stages import stage
-from gradwire.types import Delivered, Slot
+from gradwire.types import Delivered, Slot, Sparse
 
 
 def average(
@@ -48,8 +48,8 @@ def average(
     with stage("decode"):
         update, ok, loss = finish(outcome.update, outcome.ok, bundle.dtype, scale)
         sent = outcome.delivered
-        bundle.delivered = Delivered(ok, *((sent.indices, sent.values) if sent else ()))
-        bundle.delivered.loss = loss
+        indices, values = (sent.indices, sent.values) if isinstance(sent, Sparse) else (None, sent)
+        bundle.delivered = Delivered(ok, indices, values, loss)
     return update
 
 

@@ -1,7 +1,8 @@
 """What an exchange may ask of the ranks, and the ranks of torch.distributed."""
 
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -10,6 +11,8 @@ from torch import Tensor
 from gradwire.errors import ExchangeError
 from gradwire.stages import stage
 
+
+Collective = Callable[..., Any]
 
 # torch 2.13 renamed it and warns of the old name; 2.11 has only that.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -29,6 +32,17 @@ class Group(Protocol):
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum over ranks, in place, the same bits on every rank. Sends 2 n (P - 1) / P."""
+        ...
+
+    def all_to_all(self, tensor: Tensor) -> Tensor:
+        """[size, n]: row p is what rank p has in this rank's row. Sends n (P - 1)."""
+        ...
+
+    def swap(self, tensor: Tensor, to: int | None, source: int | None) -> Tensor | None:
+        """What `source` sent here in this round, while `tensor` goes `to`; None for nobody.
+
+        Every rank calls it in every round. All tensors of a round have one shape and dtype.
+        """
         ...
 
 
@@ -57,6 +71,26 @@ class DistributedGroup:
             self._call("all-reduce", tensor, dist.all_reduce, tensor)
         self.bytes_sent += 2 * (self.size - 1) * tensor.nbytes // self.size
         return tensor
+
+    def all_to_all(self, tensor: Tensor) -> Tensor:
+        out = torch.empty_like(tensor)
+        with stage("exchange"):
+            self._call("all-to-all", tensor, dist.all_to_all_single, out, tensor.contiguous())
+        self.bytes_sent += (self.size - 1) * tensor.nbytes // self.size
+        return out
+
+    def swap(self, tensor: Tensor, to: int | None, source: int | None) -> Tensor | None:
+        out = torch.empty_like(tensor)
+        peers = dist.get_process_group_ranks(self.process_group)
+        moves = []
+        if to is not None:
+            moves.append(dist.P2POp(dist.isend, tensor, peers[to], self.process_group))
+            self.bytes_sent += tensor.nbytes
+        if source is not None:
+            moves.append(dist.P2POp(dist.irecv, out, peers[source], self.process_group))
+        with stage("exchange"):
+            self._call("swap", tensor, _swap, *moves)
+        return out if source is not None else None
 
     def agree(self, what: str, **fields: int) -> None:
         """Raises on every rank, naming rank and field, unless all ranks hold the same numbers.
@@ -87,11 +121,16 @@ class DistributedGroup:
         except RuntimeError:
             pass
 
-    def _call(self, name: str, tensor: Tensor, collective: object, *args: Tensor) -> None:
+    def _call(self, name: str, tensor: Tensor, collective: Collective, *args: Any) -> None:
         try:
-            collective(*args, group=self.process_group)  # type: ignore[operator]
+            collective(*args, group=self.process_group)
         except RuntimeError as error:
             raise ExchangeError(
                 f"rank {self.rank} of {self.size}: {name} of {tensor.nbytes} bytes failed in stage "
                 f"exchange: {error}"
             ) from error
+
+
+def _swap(*moves: dist.P2POp, group: dist.ProcessGroup) -> None:
+    for work in dist.batch_isend_irecv(list(moves)) if moves else ():
+        work.wait()

@@ -98,6 +98,18 @@ class VirtualGroup:
             total = sum_in_order(self._meet(tensor.clone()))
             return tensor.copy_(total)
 
+    def all_to_all(self, tensor: Tensor) -> Tensor:
+        self.bytes_sent += (self.size - 1) * tensor.nbytes // self.size
+        with stage("exchange"):
+            return torch.stack([rows[self.rank] for rows in self._meet(tensor)])
+
+    def swap(self, tensor: Tensor, to: int | None, source: int | None) -> Tensor | None:
+        if to is not None:
+            self.bytes_sent += tensor.nbytes
+        with stage("exchange"):
+            offered = self._meet(tensor)
+        return offered[source].clone() if source is not None else None
+
     def _meet(self, tensor: Tensor) -> list[Tensor]:
         return self._ranks.meet(self.rank, tensor)
 

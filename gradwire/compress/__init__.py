@@ -5,7 +5,7 @@ add one, write it in a file of its own and name it in METHODS.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,8 @@ class Method:
     """A way of choosing: its function, and what the function says of itself."""
 
     run: Callable[..., Sparse]
+    common: Callable[[Mapping[str, Any]], bool] = lambda options: False
+    """Whether every rank chooses the same indices, which then do not travel."""
 
     @property
     def name(self) -> str:
@@ -36,4 +38,11 @@ class Method:
         return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
-METHODS: dict[str, Method] = {m.name: m for m in map(Method, (topk, randk, dense))}
+METHODS: dict[str, Method] = {
+    m.name: m
+    for m in (
+        Method(topk),
+        Method(randk, common=lambda options: options.get("shared", True)),
+        Method(dense, common=lambda options: True),
+    )
+}

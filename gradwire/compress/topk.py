@@ -1,9 +1,9 @@
 """Exact top-k: the k entries of largest magnitude."""
 
-import torch
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.kernels.backend import constant
 from gradwire.types import Memory, Scan, Sparse
 
 
@@ -14,6 +14,5 @@ def topk(u: Tensor, k: int, memory: Memory, scan: Scan | None = None) -> Sparse:
     k entries allow.
     """
     maxima, group = (scan.maxima, scan.group) if scan is not None else (None, 0)
-    indices = kernels.topk(u, k, maxima, group)
-    count = torch.full((), k, dtype=torch.int32, device=u.device)
-    return Sparse(indices, u[indices], count, u.numel())
+    indices, values = kernels.select(u, k, maxima, group)
+    return Sparse(indices, values, constant(k, u.device), u.numel())

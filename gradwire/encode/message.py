@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import MessageError, unknown
+from gradwire.kernels import pack
 from gradwire.types import MAX_SIZE, Sparse
 
 MAGIC = int.from_bytes(b"GRW\x01", "little")
@@ -71,6 +72,45 @@ class Message:
         """The header's word: 1 or 0, on the device."""
         return self.buffer[:HEADER].view(torch.int32)[4]
 
+    @property
+    def chosen(self) -> Sparse:
+        """What the sender chose; raises for a message without entries."""
+        if self.sparse is None:
+            raise ValueError("a message without entries has nothing to unpack")
+        return self.sparse
+
+    @property
+    def delivered(self) -> Sparse:
+        """What receivers see of it: the values as they travel."""
+        mine = self.chosen
+        if self.encoding.dtype == mine.values.dtype:
+            return mine
+        _, values = _body(self.buffer, mine.capacity, self.encoding)
+        return replace(mine, values=values.float())
+
+    @property
+    def index_part(self) -> Tensor:
+        """The header and the indices: the buffer's beginning, for exchanges that agree on them first."""
+        return self.buffer[: HEADER + self.chosen.capacity * self.encoding.index_bytes]
+
+    def unpack_indices(self, part: Tensor) -> tuple[Tensor, Tensor]:
+        """The indices in another rank's `index_part`, and whether it may be used (0-d bool)."""
+        mine = self.chosen
+        usable = self._usable(part)
+        if not self.encoding.index_bytes:
+            return mine.indices, usable
+        indices = part[HEADER:].view(torch.int32)
+        inside = (indices >= 0) & (indices < mine.size)
+        return torch.where(inside, indices, mine.size), usable
+
+    def _usable(self, buffer: Tensor) -> Tensor:
+        """Whether a header says that its sender was finite and sent a message like this one."""
+        mine = self.chosen
+        expected = _template(mine.size, mine.capacity, self.encoding, buffer.device)[:HEADER]
+        words = buffer[:HEADER].view(torch.int32)
+        same = words == expected.view(torch.int32)
+        return same[:3].all() & same[5:].all() & (words[4] == 1)
+
     def unpack(self, buffer: Tensor) -> tuple[Sparse, Tensor]:
         """What another rank's `buffer` delivers, and whether it may be used (0-d bool); no sync.
 
@@ -78,20 +118,16 @@ class Message:
         they are common. One that says otherwise may not be used; an index that points outside is
         turned into padding before it can touch memory.
         """
-        mine = self.sparse
-        if mine is None:
-            raise ValueError("a message without entries has nothing to unpack")
-        expected = _template(mine.size, mine.capacity, self.encoding, buffer.device)[:HEADER]
-        words = buffer[:HEADER].view(torch.int32)
-        same = words == expected.view(torch.int32)
-        usable = same[:3].all() & same[5:].all() & (words[4] == 1)
+        mine = self.chosen
+        usable = self._usable(buffer)
         indices, values = _body(buffer, mine.capacity, self.encoding)
         if indices is None:
             indices = mine.indices
         inside = (indices >= 0) & (indices < mine.size)
         values = torch.where(inside, values.float(), 0)
         indices = torch.where(inside, indices, mine.size)
-        return Sparse(indices, values, words[3], mine.size, mine.common), usable
+        count = buffer[:HEADER].view(torch.int32)[3]
+        return Sparse(indices, values, count, mine.size, mine.common), usable
 
 
 def nbytes(capacity: int, encoding: Encoding = Encoding()) -> int:
@@ -105,8 +141,8 @@ def encode(
 ) -> Message:
     """The message: one uint8 buffer on the device of `finite`; no host sync.
 
-    What the rounding of values takes away is not in the buffer: subtract what `unpack` gives from
-    u, not `sparse`, and it stays. `size` is only needed without entries.
+    What the rounding of values takes away is not in the buffer: subtract `delivered` from u, not
+    `sparse`, and it stays. `size` is only needed without entries.
 
         sparse = gradwire.compress(u, k=100)
         message = encode(sparse, torch.tensor(True), Encoding(values="bf16"))
@@ -117,16 +153,10 @@ def encode(
         return Message(buffer, None, encoding)
     if sparse.common:
         encoding = replace(encoding, indices="common")
-    buffer = _template(sparse.size, sparse.capacity, encoding, finite.device).clone()
-    words = buffer[:HEADER].view(torch.int32)
-    words[3] = sparse.count
-    words[4] = finite
-    indices, values = _body(buffer, sparse.capacity, encoding)
-    if indices is not None:
-        indices.copy_(sparse.indices)
+    template = _template(sparse.size, sparse.capacity, encoding, finite.device)
     # Above its largest number bf16 rounds to infinity; clamped, the rest stays with the sender.
-    limit = torch.finfo(encoding.dtype).max
-    values.copy_(sparse.values.clamp(-limit, limit))
+    indices = None if sparse.common else sparse.indices
+    buffer = pack(template, indices, sparse.values, sparse.count, finite, encoding.dtype)
     return Message(buffer, sparse, encoding)
 
 

@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from gradwire.encode import Encoding
 from gradwire.exchange.allgather import allgather, allgather_bytes
 from gradwire.exchange.dense import dense, dense_bytes
+from gradwire.exchange.dense_bf16 import dense_bf16, dense_bf16_bytes
+from gradwire.exchange.gtopk import gtopk, gtopk_bytes
 from gradwire.exchange.outcome import Outcome
+from gradwire.exchange.union import union, union_bytes
 
 __all__ = ["EXCHANGES", "Exchange", "Outcome"]
 
@@ -26,7 +29,7 @@ class Exchange:
 
     @property
     def name(self) -> str:
-        return self.run.__name__
+        return self.run.__name__.replace("_", "-")
 
     @property
     def summary(self) -> str:
@@ -34,5 +37,12 @@ class Exchange:
 
 
 EXCHANGES: dict[str, Exchange] = {
-    x.name: x for x in (Exchange(allgather, allgather_bytes), Exchange(dense, dense_bytes))
+    x.name: x
+    for x in (
+        Exchange(allgather, allgather_bytes),
+        Exchange(union, union_bytes),
+        Exchange(gtopk, gtopk_bytes),
+        Exchange(dense, dense_bytes),
+        Exchange(dense_bf16, dense_bf16_bytes),
+    )
 }

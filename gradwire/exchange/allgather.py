@@ -1,12 +1,11 @@
 """Everyone sends its entries to everyone."""
 
-import torch
 from torch import Tensor
 
 from gradwire.cluster.group import Group
 from gradwire.encode import Encoding, Message, nbytes
 from gradwire.exchange.outcome import Outcome
-from gradwire.kernels import spread
+from gradwire.kernels import decode
 from gradwire.stages import stage
 
 
@@ -18,13 +17,12 @@ def allgather(message: Message, u: Tensor, group: Group) -> Outcome:
     """
     gathered = group.all_gather(message.buffer)
     with stage("decode"):
-        received = [message.unpack(row) for row in gathered.unbind()]
-        ok = torch.stack([usable for _, usable in received]).all()
-        update = u.new_empty(u.numel() + 1)
-        update.copy_(torch.where(ok, 0.0, float("nan")))
-        for entries, _ in received:
-            spread(update, entries.indices, entries.values / group.size)
-    return Outcome(update, received[group.rank][0], ok)
+        mine = message.chosen
+        common = mine.indices if mine.common else None
+        update, ok = decode(
+            gathered, message.buffer, mine.size, mine.capacity, message.encoding.dtype, common
+        )
+    return Outcome(update, message.delivered, ok)
 
 
 def allgather_bytes(ranks: int, size: int, capacity: int, encoding: Encoding) -> int:

@@ -12,10 +12,11 @@ class Outcome:
     """The mean over all ranks, and what this rank gave to it.
 
     update: fp32, `size` + 1 entries, the last one spare; NaN everywhere when not ok. delivered:
-    this rank's entries as receivers see them, None for every entry. ok: 0-d bool, False when some
-    rank was not finite; then nothing was delivered.
+    this rank's entries as receivers see them; a flat tensor where all of them went, rounded; None
+    where all of u went as it is. ok: 0-d bool, False when some rank was not finite; then nothing
+    was delivered.
     """
 
     update: Tensor
-    delivered: Sparse | None
+    delivered: Sparse | Tensor | None
     ok: Tensor

@@ -11,7 +11,17 @@ from gradwire.types import align
 
 
 @pytest.mark.parametrize(
-    ("exchange", "values"), [("allgather", "fp32"), ("allgather", "bf16"), ("dense", "fp32")]
+    ("exchange", "values"),
+    [
+        ("allgather", "fp32"),
+        ("allgather", "bf16"),
+        ("union", "fp32"),
+        ("union", "bf16"),
+        ("gtopk", "fp32"),
+        ("gtopk", "bf16"),
+        ("dense", "fp32"),
+        ("dense-bf16", "fp32"),
+    ],
 )
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
 def test_predicted_bytes_are_counted_bytes(exchange, values, world):

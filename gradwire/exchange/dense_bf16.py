@@ -1,0 +1,30 @@
+"""Everyone sends everything, in half the bytes."""
+
+import torch
+from torch import Tensor
+
+from gradwire.cluster.group import Group
+from gradwire.encode import Encoding, Message
+from gradwire.exchange.ordered import ordered_bytes, ordered_mean
+from gradwire.exchange.outcome import Outcome
+from gradwire.stages import stage
+
+
+def dense_bf16(message: Message, u: Tensor, group: Group) -> Outcome:
+    """Every entry as bf16, added in fp32; what rounding takes away stays with the workers.
+
+    The mean of PyTorch's bf16_compress_hook rounds at every hop of the ring; here each value is
+    rounded once on its way and once in the mean, and both errors go to a residual.
+    """
+    chosen = u if message.sparse is None else message.sparse.dense()
+    broken = (1 - message.finite).float().view(1)
+    mean, given = ordered_mean(torch.cat([chosen, broken]), torch.bfloat16, group)
+    with stage("decode"):
+        ok = mean[-1] == 0
+        update = mean + torch.where(ok, 0.0, float("nan"))
+    return Outcome(update, given[:-1], ok)
+
+
+def dense_bf16_bytes(ranks: int, size: int, capacity: int, encoding: Encoding) -> int:
+    """2 (P - 1) / P of the entries, two bytes each; one entry more says who was finite."""
+    return ordered_bytes(ranks, size + 1, 2)
