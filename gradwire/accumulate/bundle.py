@@ -33,12 +33,10 @@ class Bundle:
         self.memory.lay_out(slots, device)
         self.delivered: Delivered | None = None
         self.held: list[tuple[int, Tensor]] = []
-        self._maxima = torch.zeros(self.size // 16, device=device)
-
-    @property
-    def u(self) -> Tensor:
+        self.u = self.buffer[: self.size]
         """gradient + residual, the spare entry left out."""
-        return self.buffer[: self.size]
+        self._maxima = torch.zeros(self.size // 16, device=device)
+        self._views: dict[int, Tensor] = {}
 
     @property
     def nbytes(self) -> int:
@@ -61,12 +59,17 @@ class Bundle:
         """
         self.settle(skipped)
         self._withhold(unused)
-        maxima = self._maxima[: self.size // group] if group else None
+        maxima = self._maxima_of(group) if group else None
         if maxima is not None and unused:
             # No piece covers these slots: their groups must not keep the maxima of an earlier step.
             maxima.zero_()
         finite = kernels.scan(self.u, pieces, maxima, group or ALIGN, unscale)
         return Scan(finite, maxima, group)
+
+    def _maxima_of(self, group: int) -> Tensor:
+        if group not in self._views:
+            self._views[group] = self._maxima[: self.size // group]
+        return self._views[group]
 
     def _withhold(self, unused: Sequence[Slot]) -> None:
         for slot in unused:
@@ -96,14 +99,15 @@ class Bundle:
 def _settle(
     buffer: Tensor, delivered: Delivered, held: list[tuple[int, Tensor]], skipped: Tensor
 ) -> None:
-    happened = (~skipped).float()
-    if delivered.indices is None or delivered.values is None:
-        buffer.mul_(1 - happened)
+    if delivered.values is None:
+        buffer.mul_(skipped)
+    elif delivered.indices is None:
+        buffer[:-1].sub_(torch.where(skipped, 0, delivered.values))
     else:
-        kernels.spread(buffer, delivered.indices, -delivered.values * happened)
+        kernels.settle(buffer, delivered.indices, delivered.values, skipped)
     if delivered.loss is not None:
         # Where nothing happened the loss may be infinite, and 0 * inf is not 0.
-        buffer.add_(torch.where(happened > 0, delivered.loss, 0))
+        buffer.add_(torch.where(skipped, 0, delivered.loss))
+        buffer[-1:].zero_()
     for offset, kept in held:
         buffer[offset : offset + kept.numel()] = kept
-    buffer[-1:].zero_()

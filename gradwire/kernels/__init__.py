@@ -1,11 +1,15 @@
-"""One file an op: `op` chooses, `op_torch` is the reference on any device, `op_cpu` the fast CPU twin.
+"""One file an op: `op` chooses, `op_torch` is the reference on any device, `op_cpu` the CPU twin,
+`op_triton` what CUDA runs.
 
-Every version of an op has the same signature and the same result, bit for bit. A Triton version
-(`op_triton`) slots in beside them and is chosen by the same dispatcher.
+Every version of an op has the same signature and the same result, bit for bit.
 """
 
+from gradwire.kernels.decode import decode
+from gradwire.kernels.momentum import momentum
+from gradwire.kernels.pack import pack
 from gradwire.kernels.scan import scan
+from gradwire.kernels.settle import settle
 from gradwire.kernels.spread import spread
-from gradwire.kernels.topk import topk
+from gradwire.kernels.topk import select, topk
 
-__all__ = ["scan", "spread", "topk"]
+__all__ = ["decode", "momentum", "pack", "scan", "select", "settle", "spread", "topk"]

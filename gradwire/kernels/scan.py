@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
+from gradwire.kernels.backend import uses_triton
+from gradwire.kernels.pieces import Piece
 from gradwire.kernels.scan_cpu import scan_cpu
 from gradwire.kernels.scan_torch import scan_torch
 
-Piece = tuple[int, Tensor]
-"""Where a flat gradient starts in the bundle, and the gradient."""
+__all__ = ["Piece", "scan"]
 
 
 def scan(
@@ -20,11 +22,17 @@ def scan(
 ) -> Tensor:
     """Whether every entry was finite (0-d bool); `residual` becomes u, `maxima` is filled.
 
-    residual: fp32, a multiple of `group` long. pieces: flat gradients in any float dtype, each
-    starting at a multiple of `group`; together they cover what changes. maxima: fp32, one for each
-    group, or None when nobody needs them. unscale: 0-d factor on the gradient (1 / loss scale).
-    An entry whose sum is not finite keeps its old residual, so a bad gradient never gets in.
+    residual: fp32 or bf16, a multiple of `group` long. pieces: flat gradients in any float dtype,
+    each starting at a multiple of `group`; together they cover what changes. maxima: fp32, one for
+    each group, or None when nobody needs them. unscale: 0-d factor on the gradient (1 / loss
+    scale). An entry whose sum is not finite keeps its old residual, so a bad gradient never gets
+    in. A bf16 residual forgets what rounding u takes away.
     Moves 12 bytes an entry for fp32 gradients.
     """
-    op = scan_cpu if residual.device.type == "cpu" else scan_torch
+    if uses_triton(residual.device):
+        from gradwire.kernels.scan_triton import scan_triton
+
+        return scan_triton(residual, pieces, maxima, group, unscale)
+    plain = residual.device.type == "cpu" and residual.dtype == torch.float32
+    op = scan_cpu if plain else scan_torch
     return op(residual, pieces, maxima, group, unscale)

@@ -18,10 +18,10 @@ def scan_torch(
     for offset, gradient in pieces:
         kept = residual[offset : offset + gradient.numel()]
         gradient = gradient.float() if unscale is None else gradient.float() * unscale
-        u = kept + gradient
+        u = (kept.float() + gradient).to(kept.dtype)
         good = torch.isfinite(u)
         finite = finite & good.all()
         kept.copy_(torch.where(good, u, kept))
     if maxima is not None:
-        torch.amax(residual.abs().view(-1, group), dim=1, out=maxima)
+        maxima.copy_(residual.abs().view(-1, group).amax(dim=1))
     return finite

@@ -1,0 +1,20 @@
+"""makes a copy of topk_triton with timestamps"""
+import re, pathlib
+src=pathlib.Path("gradwire/kernels/topk_triton.py").read_text()
+s=src
+s=s.replace("def _prune(\n    work,","def _prune(\n    stamps, work,",1)
+s=s.replace("            _prune(\n                work,","            _prune(\n                stamps, work,",1)
+s=s.replace("def _topk(\n    work,","def _topk(\n    stamps, work,",1)
+s=s.replace("    t, seen, largest = bound(","    tl.store(stamps + item * 64 + 1, tl.extra.cuda.globaltimer())\n    t, seen, largest = bound(")
+s=s.replace("    found = 0\n    base = item * room","    tl.store(stamps + item * 64 + 2, tl.extra.cuda.globaltimer() + (t >> 31))\n    found = 0\n    base = item * room")
+s=s.replace("            tl.debug_barrier()\n        counted = 0","            tl.debug_barrier()\n        tl.store(stamps + item * 64 + 3, tl.extra.cuda.globaltimer() + (groups >> 31))\n        counted = 0")
+s=s.replace("        tl.atomic_add(work + TOTAL, found, sem=\"relaxed\")","        tl.store(stamps + item * 64 + 4, tl.extra.cuda.globaltimer() + (found >> 31))\n        tl.atomic_add(work + TOTAL, found, sem=\"relaxed\")")
+s=s.replace("        work += zero\n","        tl.store(stamps + item * 64 + phase * 8 + 8, tl.extra.cuda.globaltimer() + zero)\n        work += zero\n")
+s=s.replace("        if busy:\n            finish(work)\n","        tl.store(stamps + item * 64 + phase * 8 + 9, tl.extra.cuda.globaltimer())\n        if busy:\n            finish(work)\n")
+s=s.replace("    number = take(work)\n    busy","    begin = tl.extra.cuda.globaltimer()\n    number = take(work)\n    tl.store(stamps + number * 64, begin)\n    busy",1)
+s=s.replace("                bin, above = find(work + COARSE","                bin, above = find(work + COARSE")
+s=s.replace("                if good != 0:\n                    narrow(","                tl.store(stamps + item * 64 + 18, tl.extra.cuda.globaltimer() + (bin >> 31))\n                if good != 0:\n                    narrow(")
+s=s.replace("                        edge = t + (bin","                        tl.store(stamps + item * 64 + 26, tl.extra.cuda.globaltimer() + (low >> 31))\n                        edge = t + (bin")
+s=s.replace("    _topk[(p.grid,)](\n        workspace","    _topk[(p.grid,)](\n        STAMPS, workspace")
+assert s.count("stamps")>=12, s.count("stamps")
+pathlib.Path("gradwire/kernels/timed_triton.py").write_text(s)

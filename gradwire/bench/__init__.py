@@ -1,0 +1,6 @@
+"""What this machine does: each stage timed against the memory floor, in one run."""
+
+from gradwire.bench.compress import bench_compress
+from gradwire.bench.row import Row
+
+__all__ = ["Row", "bench_compress"]

@@ -1,0 +1,32 @@
+"""The reference of decode: plain torch, any device, no host sync."""
+
+import torch
+from torch import Tensor
+
+HEADER = 32
+
+
+def decode_torch(
+    gathered: Tensor,
+    own: Tensor,
+    size: int,
+    capacity: int,
+    values: torch.dtype,
+    common: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """See `decode`."""
+    words = gathered[:, :HEADER].contiguous().view(torch.int32)
+    same = words == own[:HEADER].view(torch.int32)
+    ok = same[:, :3].all() & same[:, 5:].all() & (words[:, 4] == 1).all()
+    out = torch.empty(size + 1, device=gathered.device)
+    out.copy_(torch.where(ok, 0.0, float("nan")))
+    # A tensor, not a number: CUDA multiplies by the reciprocal of a number.
+    ranks = torch.full((), float(len(gathered)), device=gathered.device)
+    split = HEADER + (4 * capacity if common is None else 0)
+    for row in gathered.unbind():
+        indices = row[HEADER:split].view(torch.int32) if common is None else common
+        given = row[split : split + capacity * values.itemsize].view(values).float()
+        inside = (indices >= 0) & (indices < size)
+        given = torch.where(inside, given, 0) / ranks
+        out.index_add_(0, torch.where(inside, indices, size), given)
+    return out, ok

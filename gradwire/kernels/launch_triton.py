@@ -1,0 +1,40 @@
+"""Launching a kernel in a few microseconds.
+
+Triton looks at every argument of every launch to find the right compilation. Here the caller names
+it, and after the first launch nothing is looked at: at bucket sizes that is half of the step.
+"""
+
+from collections.abc import Hashable
+
+import torch
+from torch import Tensor
+from triton.runtime import driver
+
+
+class Launcher:
+    """A kernel with its launch options.
+
+    `key` must tell compilations apart: it holds all constexpr arguments, the dtypes, which
+    arguments are None and which addresses are not multiples of 16. Integer arguments must be in the
+    kernel's do_not_specialize.
+    """
+
+    def __init__(self, kernel, **options) -> None:
+        self._kernel = kernel
+        self._options = options
+        self._compiled: dict[Hashable, object] = {}
+
+    def __call__(self, grid: int, key: Hashable, on: Tensor, *args) -> None:
+        """Launch `grid` programs on the current stream of the device of `on`."""
+        device = on.device.index
+        if device is not None and device != torch.cuda.current_device():
+            with torch.cuda.device(device):
+                return self(grid, key, on, *args)
+        compiled = self._compiled.get((device, key))
+        if compiled is not None:
+            compiled[(grid, 1, 1)](*args, stream=driver.active.get_current_stream(device))
+            return
+        # What Triton's interpreter returns is None, and nothing is kept.
+        compiled = self._kernel[(grid,)](*args, **self._options)
+        if compiled is not None:
+            self._compiled[device, key] = compiled

@@ -1,0 +1,34 @@
+"""momentum: the scan with momentum correction."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from gradwire.kernels.backend import uses_triton
+from gradwire.kernels.momentum_torch import momentum_torch
+from gradwire.kernels.pieces import Piece
+
+
+def momentum(
+    residual: Tensor,
+    velocity: Tensor,
+    pieces: Sequence[Piece],
+    maxima: Tensor | None,
+    group: int,
+    factor: float,
+    unscale: Tensor | None = None,
+) -> Tensor:
+    """As `scan`, but velocity = factor * velocity + gradient, and residual += velocity, in place.
+
+    Momentum correction of Lin et al. (2018): what waits in the residual is the sum of velocities,
+    so an entry that is sent late has the momentum it would have had. velocity: fp32, as long as
+    the residual; `pieces` cover all of both. An entry whose velocity or sum is not finite keeps
+    both as they were.
+    Moves 20 bytes an entry for fp32 gradients.
+    """
+    op = momentum_torch
+    if uses_triton(residual.device):
+        from gradwire.kernels.momentum_triton import momentum_triton
+
+        op = momentum_triton
+    return op(residual, velocity, pieces, maxima, group, factor, unscale)

@@ -1,0 +1,103 @@
+"""momentum on CUDA: one pass over five streams."""
+
+from collections.abc import Sequence
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gradwire.kernels.launch_triton import Launcher
+from gradwire.kernels.pieces import Piece, table
+from gradwire.kernels.scan_triton import DTYPES, INFINITY, largest, locate, magnitude, rest
+from gradwire.kernels.workspace_triton import flag
+
+TILE = 2048
+WARPS = 8
+
+
+@triton.jit
+def _tile(
+    residual, velocity, gradient, maxima, unscale, finite, factor, place, start, length, span,
+    GROUP: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    ROWS: tl.constexpr = TILE // GROUP
+    entry = tl.arange(0, ROWS)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    left = rest(span, start, TILE)
+    here = place + start
+    if MASKED:
+        mine = entry < rest(length, start, TILE)
+        kept = tl.load(residual + here + entry, mask=entry < left, other=0)
+        speed = tl.load(velocity + here + entry, mask=mine, other=0)
+        given = tl.load(gradient + start + entry, mask=mine, other=0).to(tl.float32)
+    else:
+        kept = tl.load(residual + here + entry)
+        speed = tl.load(velocity + here + entry)
+        given = tl.load(gradient + start + entry).to(tl.float32)
+    if unscale is not None:
+        given *= tl.load(unscale)
+    faster = speed * factor + given
+    u = kept + faster
+    bad = (magnitude(faster) >= INFINITY) | (magnitude(u) >= INFINITY)
+    u = tl.where(bad, kept, u)
+    if MASKED:
+        # What belongs to no gradient has no velocity and keeps its residual.
+        u = tl.where(mine, u, kept)
+        tl.store(residual + here + entry, u, mask=mine)
+        tl.store(velocity + here + entry, tl.where(bad, speed, faster), mask=mine)
+    else:
+        tl.store(residual + here + entry, u)
+        tl.store(velocity + here + entry, tl.where(bad, speed, faster))
+    largest(magnitude(u), maxima, here // GROUP, left, finite, bad, GROUP, ROWS)
+
+
+@triton.jit(do_not_specialize=["factor", "length", "span"])
+def _momentum(
+    residual, velocity, gradient, maxima, unscale, finite, factor, rows, length, span,
+    DTYPE: tl.constexpr, ALIGNED: tl.constexpr, PIECES: tl.constexpr, GROUP: tl.constexpr,
+    TILE: tl.constexpr,
+):  # fmt: skip
+    tile = tl.program_id(0)
+    place = tl.zeros([], tl.int64)
+    if PIECES:
+        tile, gradient, place, length, span = locate(rows, DTYPE, ALIGNED, PIECES)
+    start = tile.to(tl.int64) * TILE
+    if start + TILE <= tl.minimum(length, span):
+        _tile(
+            residual, velocity, gradient, maxima, unscale, finite, factor, place, start, length,
+            span, GROUP, TILE, False,
+        )  # fmt: skip
+    else:
+        _tile(
+            residual, velocity, gradient, maxima, unscale, finite, factor, place, start, length,
+            span, GROUP, TILE, True,
+        )  # fmt: skip
+
+
+_launch = Launcher(_momentum, num_warps=WARPS, enable_fp_fusion=False)
+
+
+def momentum_triton(
+    residual: Tensor,
+    velocity: Tensor,
+    pieces: Sequence[Piece],
+    maxima: Tensor | None,
+    group: int,
+    factor: float,
+    unscale: Tensor | None = None,
+) -> Tensor:
+    """See `momentum`. One launch; moves 20 bytes an entry for fp32 gradients."""
+    finite = flag(residual.device)
+    for part in table(residual, pieces, maxima is not None, TILE):
+        given = part.gradient
+        key = (
+            group, part.pieces, part.dtype, part.aligned, unscale is None,
+            residual.data_ptr() % 16, velocity.data_ptr() % 16,
+            given is not None and given.data_ptr() % 16,
+            maxima is not None and maxima.data_ptr() % 16,
+        )  # fmt: skip
+        _launch(
+            part.tiles, key, residual, residual, velocity, given, maxima, unscale, finite, factor,
+            part.rows, part.length, part.span, DTYPES[part.dtype], part.aligned, part.pieces,
+            group, TILE,
+        )  # fmt: skip
+    return finite

@@ -1,0 +1,90 @@
+"""How topk's one launch is cut up: by size, by k, by the number of multiprocessors."""
+
+import functools
+import math
+from dataclasses import dataclass
+
+import torch
+
+from gradwire.kernels.turns_triton import MAX_ITEMS
+
+WARPS = 16
+SAMPLE = 8192
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The arguments of the kernel for one size and k.
+
+    items: programs, and parts of the work in each phase. n: maxima, or entries where there are
+    none. rank: how many of the sample must reach the bound. crowd: more than that many means ties;
+    below zero no bound is looked for. rows, gather: tiles of the two steps of phase 0, in rows of
+    128. share: tiles of maxima an item. room: candidates an item keeps. spill: candidates in
+    common. wide: tiles of 4096 entries an item, in the slower path. words: int32 of scratch.
+    """
+
+    items: int
+    group: int
+    n: int
+    rank: int
+    crowd: int
+    rows: int
+    gather: int
+    share: int
+    room: int
+    spill: int
+    wide: int
+    words: int
+
+
+@functools.lru_cache(maxsize=512)
+def plan(size: int, k: int, group: int, processors: int) -> Plan:
+    """The plan for k of `size` entries with maxima of `group`; 1 looks at the entries themselves.
+
+    Scratch: at most size / 8 + 8 k words with the maxima counted.
+    """
+    items = min(processors, MAX_ITEMS)
+    n = -(-size // group)
+    rank = k
+    if n > SAMPLE:
+        expected = k * SAMPLE / n
+        rank = math.ceil(expected + 4 * math.sqrt(expected) + 4)
+    # Above a quarter, or with less than a group for an entry, no bound helps.
+    hopeless = rank >= min(n, SAMPLE) or 4 * k > size
+    if hopeless:
+        room, spill = 0, 0
+    elif group == 1:
+        room, spill = k + k // 2, k // 2
+    else:
+        room, spill = (n, 4 * k) if group >= 32 else (2 * k, 2 * k)
+    room = -(-room // items) + 64
+    rows = _rows(-(-n // items))
+    # What is ruled in, a little more than k groups, should take an item one tile, or few.
+    wanted = rank / min(n, SAMPLE) * n / items * group
+    return Plan(
+        items=items,
+        group=group,
+        n=n,
+        rank=rank,
+        crowd=-1 if hopeless else 2 * rank + 64,
+        rows=rows,
+        gather=_rows(int(1.2 * wanted)) if group > 1 else rows,
+        share=-(-n // (items * rows * 128)),
+        room=room,
+        spill=spill,
+        wide=-(-size // (items * 4096)),
+        words=2 * items + 2 * (items * room + spill) + (n if group > 1 else 0),
+    )
+
+
+def _rows(entries: int) -> int:
+    """16, 32 or 64: the smallest that holds `entries` in one tile, or the largest."""
+    return next((rows for rows in (16, 32) if rows * 128 >= entries), 64)
+
+
+@functools.cache
+def processors(device: torch.device) -> int:
+    """Multiprocessors of a GPU; a few for the interpreter."""
+    if device.type != "cuda":
+        return 4
+    return torch.cuda.get_device_properties(device).multi_processor_count

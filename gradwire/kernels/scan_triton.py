@@ -1,0 +1,173 @@
+"""scan on CUDA: one pass at the speed of memory, the group maxima on the way.
+
+A program takes one tile of one piece. Only the last tile of a piece is masked, so that ragged and
+unaligned sizes cost nothing.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gradwire.kernels.launch_triton import Launcher
+from gradwire.kernels.pieces import Piece, Table, table
+from gradwire.kernels.workspace_triton import flag
+
+TILE = 4096
+WARPS = 8
+DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+INFINITY = tl.constexpr(0x7F800000)
+
+
+@triton.jit
+def magnitude(x):
+    """The bits of |x| as fp32: they sort as the magnitudes do."""
+    return x.to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def rounded(x, DTYPE: tl.constexpr):
+    """fp32 as `DTYPE`, to nearest even; x is finite. Triton's interpreter would cut off bf16."""
+    if DTYPE == tl.bfloat16:
+        bits = x.to(tl.int32, bitcast=True)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        return bits.to(tl.int16).to(tl.bfloat16, bitcast=True)
+    else:
+        return x.to(DTYPE)
+
+
+@triton.jit
+def locate(rows, DTYPE: tl.constexpr, ALIGNED: tl.constexpr, PIECES: tl.constexpr):
+    """This program's tile of its piece, the piece's gradient and place, and its two lengths."""
+    program = tl.program_id(0)
+    piece = tl.sum((tl.load(rows + tl.arange(0, PIECES)) <= program).to(tl.int32)) - 1
+    tile = (program - tl.load(rows + piece)).to(tl.int32)
+    gradient = tl.load(rows + PIECES + piece).to(tl.pointer_type(DTYPE))
+    if ALIGNED:
+        gradient = tl.multiple_of(gradient, 16)
+    place = tl.multiple_of(tl.load(rows + 2 * PIECES + piece), 64)
+    length = tl.load(rows + 3 * PIECES + piece)
+    return tile, gradient, place, length, tl.load(rows + 4 * PIECES + piece)
+
+
+@triton.jit
+def rest(end, start, TILE: tl.constexpr):
+    """How many of the tile's entries come before `end`, in 32 bits."""
+    return tl.minimum(tl.maximum(end - start, 0), TILE).to(tl.int32)
+
+
+@triton.jit
+def largest(bits, maxima, first, left, finite, bad, GROUP: tl.constexpr, ROWS: tl.constexpr):
+    """Writes one maximum a row, where wanted; clears `finite` if a row held anything bad."""
+    row = tl.arange(0, ROWS)
+    if maxima is not None:
+        each = tl.max(bits, axis=1).to(tl.float32, bitcast=True)
+        tl.store(maxima + first + row, each, mask=row * GROUP < left)
+    if finite is not None:
+        wrong = tl.max(bad.to(tl.int32), axis=1) != 0
+        tl.store(finite + row * 0, row < 0, mask=wrong)
+
+
+@triton.jit
+def _tile(
+    residual, gradient, maxima, unscale, finite, place, start, length, span,
+    GROUP: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    ROWS: tl.constexpr = TILE // GROUP
+    entry = tl.arange(0, ROWS)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    left = rest(span, start, TILE)
+    here = residual + place + start + entry
+    if MASKED:
+        old = tl.load(here, mask=entry < left, other=0)
+    else:
+        old = tl.load(here)
+    u = old
+    bad = entry < 0
+    if gradient is not None:
+        if MASKED:
+            mine = entry < rest(length, start, TILE)
+            given = tl.load(gradient + start + entry, mask=mine, other=0)
+        else:
+            given = tl.load(gradient + start + entry)
+        given = given.to(tl.float32)
+        if unscale is not None:
+            given *= tl.load(unscale)
+        total = old.to(tl.float32) + given
+        u = rounded(total, old.dtype)
+        bad = (magnitude(total) >= INFINITY) | (magnitude(u) >= INFINITY)
+        u = tl.where(bad, old, u)
+        if MASKED:
+            tl.store(here, u, mask=entry < left)
+        else:
+            tl.store(here, u)
+    largest(magnitude(u), maxima, (place + start) // GROUP, left, finite, bad, GROUP, ROWS)
+
+
+@triton.jit(do_not_specialize=["length", "span"])
+def _scan(
+    residual, gradient, maxima, unscale, finite, rows, length, span,
+    DTYPE: tl.constexpr, ALIGNED: tl.constexpr, PIECES: tl.constexpr, GROUP: tl.constexpr,
+    TILE: tl.constexpr,
+):  # fmt: skip
+    tile = tl.program_id(0)
+    place = tl.zeros([], tl.int64)
+    if PIECES:
+        tile, gradient, place, length, span = locate(rows, DTYPE, ALIGNED, PIECES)
+    start = tile.to(tl.int64) * TILE
+    if start + TILE <= tl.minimum(length, span):
+        _tile(
+            residual, gradient, maxima, unscale, finite, place, start, length, span,
+            GROUP, TILE, False,
+        )  # fmt: skip
+    else:
+        _tile(
+            residual, gradient, maxima, unscale, finite, place, start, length, span,
+            GROUP, TILE, True,
+        )  # fmt: skip
+
+
+_launch = Launcher(_scan, num_warps=WARPS, enable_fp_fusion=False)
+
+
+def scan_triton(
+    residual: Tensor,
+    pieces: Sequence[Piece],
+    maxima: Tensor | None,
+    group: int,
+    unscale: Tensor | None = None,
+) -> Tensor:
+    """See `scan`. One launch; moves 12 bytes an entry for fp32 gradients, 4 / group for maxima."""
+    finite = flag(residual.device)
+    for part in table(residual, pieces, maxima is not None, TILE):
+        scan_part(residual, part, maxima, group, unscale, finite)
+    return finite
+
+
+def scan_part(
+    residual: Tensor,
+    part: Table,
+    maxima: Tensor | None,
+    group: int,
+    unscale: Tensor | None,
+    finite: Tensor | None,
+) -> None:
+    """One pass over the tiles of `part`."""
+    given = part.gradient
+    key = (
+        group, part.pieces, part.dtype, part.aligned, residual.dtype, unscale is None,
+        residual.data_ptr() % 16, given is not None and given.data_ptr() % 16,
+        maxima is not None and maxima.data_ptr() % 16, finite is None,
+    )  # fmt: skip
+    _launch(
+        part.tiles, key, residual, residual, given, maxima, unscale, finite, part.rows,
+        part.length, part.span, DTYPES[part.dtype], part.aligned, part.pieces, group, TILE,
+    )  # fmt: skip
+
+
+def group_maxima(u: Tensor, group: int) -> Tensor:
+    """max |u| of every `group` consecutive entries; the last group may be shorter."""
+    out = torch.empty(triton.cdiv(u.numel(), group), device=u.device)
+    scan_part(u, Table.whole(None, u.numel(), TILE), out, group, None, None)
+    return out

@@ -1,0 +1,95 @@
+"""How the programs of one launch do phases of work one after the other, without a grid barrier.
+
+Work is cut into items, numbered phase by phase. A program takes the next number, waits until all
+items of the earlier phases are done, does its item, and takes another. Whoever waits, waits for
+smaller numbers only, and those belong to programs that are running: nothing depends on how many
+programs the device runs at once, or on what else it runs. One program alone would do everything.
+"""
+
+import triton
+import triton.language as tl
+
+# Words of the workspace (int32). The first five counters and COARSE are zero between calls, each
+# on a cache line of its own; the rest is cleared in the first phase.
+TICKET = tl.constexpr(0)
+DONE = tl.constexpr(32)
+TOTAL = tl.constexpr(64)
+SPILLED = tl.constexpr(96)
+LEFT = tl.constexpr(128)
+HEADER = tl.constexpr(160)
+COARSE = tl.constexpr(256)
+COARSE_BINS = tl.constexpr(2048)
+FINE = tl.constexpr(256 + 2048)
+FINE_BITS = tl.constexpr(15)
+DIGITS = tl.constexpr(256 + 2048 + 32768)
+PASSES = tl.constexpr(8)
+LOOK = tl.constexpr(256 + 2048 + 32768 + 128)
+MAX_ITEMS = 1024
+WORDS = 256 + 2048 + 32768 + 128 + 2 * MAX_ITEMS
+CLEARED = tl.constexpr(32768 + 128 + 2 * MAX_ITEMS)
+SEEN = tl.constexpr(1 << 62)
+
+
+@triton.jit
+def take(work):
+    """The next number."""
+    return tl.atomic_add(work + TICKET, 1, sem="relaxed")
+
+
+@triton.jit
+def wait(work, items):
+    """Returns when that many items are done, and what they wrote can be read.
+
+    The result is zero, which the compiler cannot know: pointers that it is added to are not
+    computed once for all phases, where they would fill the registers.
+    """
+    done = tl.atomic_add(work + DONE, 0, sem="acquire")
+    while done < items:
+        done = tl.atomic_add(work + DONE, 0, sem="acquire")
+    return (done >> 30) * 64
+
+
+@triton.jit
+def finish(work):
+    """This item is done, and what it wrote may be read."""
+    tl.debug_barrier()
+    tl.atomic_add(work + DONE, 1, sem="release")
+
+
+@triton.jit
+def leave(work):
+    """The last program to leave puts the counters back to zero for the next call."""
+    if tl.atomic_add(work + LEFT, 1, sem="acq_rel") == tl.num_programs(0) - 1:
+        tl.store(work + TICKET, 0)
+        tl.store(work + DONE, 0)
+        tl.store(work + TOTAL, 0)
+        tl.store(work + SPILLED, 0)
+        tl.store(work + LEFT, 0)
+
+
+@triton.jit
+def clear(words, item, items, COUNT: tl.constexpr, WIDTH: tl.constexpr):
+    """This item's share of `COUNT` words becomes zero."""
+    share = tl.cdiv(COUNT, items)
+    for start in range(0, share, WIDTH):
+        i = start + tl.arange(0, WIDTH)
+        place = item * share + i
+        tl.store(words + place, tl.zeros([WIDTH], tl.int32), mask=(i < share) & (place < COUNT))
+
+
+@triton.jit
+def look_back(work, item, more, ties, ITEMS: tl.constexpr):
+    """How many entries above the bound, and equal to it, the items before this one hold.
+
+    Publishes this item's two counts in one word, then waits for those of all smaller items.
+    """
+    words = (work + LOOK).to(tl.pointer_type(tl.int64))
+    mine = SEEN + (more.to(tl.int64) << 31) + ties.to(tl.int64)
+    tl.atomic_xchg(words + item, mine, sem="relaxed")
+    other = tl.arange(0, ITEMS)
+    word = tl.load(words + other, mask=other < item, other=0, volatile=True)
+    while tl.sum((word >> 62).to(tl.int32)) < item:
+        word = tl.load(words + other, mask=other < item, other=0, volatile=True)
+    low = word & 0x7FFFFFFF
+    high = (word >> 31) & 0x7FFFFFFF
+    return tl.sum(high).to(tl.int32), tl.sum(low).to(tl.int32)

@@ -1,0 +1,154 @@
+"""topk in Triton: the reference's indices and values, on every kind of data, by either path."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.kernels.triton_device import DEVICE, ON_GPU, gpu  # isort: skip
+from gradwire.kernels import topk_triton as kernel
+from gradwire.kernels.scan_triton import group_maxima
+from gradwire.kernels.topk import group_size
+from gradwire.kernels.topk_torch import topk_torch
+from gradwire.kernels.plan_triton import SAMPLE, plan, processors
+from gradwire.kernels.turns_triton import CLEARED, HEADER, WORDS
+from gradwire.kernels.workspace_triton import counters
+from tests.kernels.test_topk import KINDS, vector
+
+
+def run(u, k, group):
+    """Indices and values, checked; the way they were found: by bins, with zeros, by digits."""
+    u = u.to(DEVICE)
+    maxima = group_maxima(u, group) if group else None
+    words = counters(u.device)
+    words[HEADER.value + 2] = -1
+    indices, values = kernel.topk_triton(u, k, maxima, group)
+    expected = topk_torch(u, k)
+    assert indices.dtype == torch.int32
+    assert torch.equal(indices, expected)
+    assert torch.equal(values, u[expected.long()])
+    clean = words[: WORDS - CLEARED.value].clone()
+    clean[HEADER.value : HEADER.value + 8] = 0
+    assert not clean.any(), "the counters must be zero for the next call"
+    return {1: "bins", 2: "zeros", 0: "digits", -1: "none"}[int(words[HEADER.value + 2])]
+
+
+SIZES = [(1000, 1), (5003, 5), (20011, 100), (9000, 1800)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_data(kind):
+    for size, k in SIZES:
+        for group in {1: (64,), 5: (32,), 100: (16,), 1800: (0,)}[k]:
+            run(vector(kind, size), k, group)
+
+
+@pytest.mark.parametrize("size", [1, 7, 63, 64, 65, 130])
+@pytest.mark.parametrize("group", [0, 16])
+def test_small_sizes_and_every_k(size, group):
+    for k in sorted({0, 1, size // 2, size - 1, size}):
+        run(vector("gaussian", size), k, group)
+
+
+@pytest.mark.parametrize("group", [16, 32, 64])
+def test_maxima_of_a_ragged_vector(group):
+    u = vector("t3", 4 * 4096 + 77).to(DEVICE)
+    padded = torch.zeros(math.ceil(u.numel() / group) * group, device=DEVICE)
+    padded[: u.numel()] = u.abs()
+    assert torch.equal(group_maxima(u, group), padded.view(-1, group).amax(1))
+
+
+def test_the_way_depends_on_the_data():
+    assert run(vector("gaussian", 20000), 20, 32) == "bins"
+    assert run(vector("layers", 20000), 20, 32) == "bins"
+    assert run(vector("all equal", 20000), 20, 32) == "digits"
+    assert run(vector("zeros", 20000) * (torch.arange(20000) < 50), 20, 32) == "zeros"
+    assert run(torch.zeros(20000), 20, 32) == "zeros"
+
+
+def test_a_hot_stretch_spills_and_stays_on_the_fast_way():
+    size, k, group = 40000, 400, 32
+    u = vector("gaussian", size) * 1e-3
+    u[4000:4900] = 1 + torch.arange(900).float().flip(0) * 1e-3
+    assert plan(size, k, group, processors(DEVICE)).room < 900
+    assert run(u, k, group) == "bins"
+
+
+def test_too_many_candidates_for_the_spill_lose_nothing():
+    """Fewer hot groups than k: the bound is a cold one, and every hot entry a candidate."""
+    size, k, group = 40000, 400, 32
+    u = vector("gaussian", size) * 1e-3
+    u[3200:15200] = 1 + torch.rand(12000)
+    cut = plan(size, k, group, processors(DEVICE))
+    assert 12000 > cut.items * cut.room + cut.spill or ON_GPU
+    assert run(u, k, group) == ("bins" if ON_GPU else "digits")
+
+
+def test_an_unlucky_sample_is_noticed(monkeypatch):
+    """A bound that fewer than k entries reach would lose some of them."""
+    honest = plan(20000, 50, 32, processors(DEVICE))
+    monkeypatch.setattr(kernel, "plan", lambda *_: replace(honest, rank=3, crowd=100))
+    assert run(vector("gaussian", 20000), 50, 32) == "digits"
+
+
+def test_a_sample_stands_for_the_whole():
+    """More groups than the sample holds: the bound comes from a part of them."""
+    size, k = 32 * 3 * SAMPLE + 5, 300
+    assert run(vector("gaussian", size), k, 32) == "bins"
+    assert run(vector("layers", size), k, 32) in ("bins", "digits")
+
+
+def test_a_wide_range_needs_wide_bins():
+    """The k-th magnitude lies many powers of two above the bound."""
+    u = vector("gaussian", 20000) * 1e-4
+    u[:160] = vector("gaussian", 160)
+    assert run(u, 60, 32) == "bins"
+    assert run(torch.where(u.abs() > 1e-2, u * 1e30, u), 60, 32) == "digits"
+
+
+def test_bf16():
+    u = vector("gaussian", 5003).to(torch.bfloat16)
+    run(u, 60, 16)
+    run(u, 700, 0)
+
+
+def test_scratch_stays_within_its_limit():
+    for size in (6_553_600, 138_357_544):
+        for density in (1e-4, 1e-3, 1e-2, 0.1):
+            k = int(size * density)
+            group = group_size(size, k, torch.device("cuda"))
+            cut = plan(size, k, group or 1, 132)
+            maxima = cut.n if group else 0
+            assert cut.words + maxima <= size / 8 + 8 * k + 140 * 132
+
+
+@gpu
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("density", [1e-4, 1e-3, 1e-2, 0.1])
+def test_full_size(kind, density):
+    size = 25_557_032
+    u = vector(kind, size).to(DEVICE)
+    k = int(size * density)
+    group = group_size(size, k, DEVICE)
+    first = kernel.topk_triton(u, k, group_maxima(u, group) if group else None, group)
+    again = kernel.topk_triton(u, k)
+    expected = topk_torch(u, k)
+    assert torch.equal(first[0], expected)
+    assert torch.equal(first[1], u[expected.long()])
+    assert torch.equal(again[0], expected)
+
+
+@gpu
+def test_two_to_the_thirty_one():
+    """The last entries of the longest bundle."""
+    size, k = 2**31 - 1, 1000
+    u = torch.zeros(size, device=DEVICE)
+    u[-k // 2 :] = 1
+    u[: k // 2] = 2
+    indices, values = kernel.topk_triton(u, k)
+    assert torch.equal(indices[: k // 2], torch.arange(k // 2, device=DEVICE).int())
+    assert torch.equal(
+        indices[k // 2 :].long(), torch.arange(size - k // 2, size, device=DEVICE)
+    )
+    assert float(values.sum()) == 1.5 * k

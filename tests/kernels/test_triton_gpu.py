@@ -1,0 +1,137 @@
+"""The path on a GPU: no host sync, capturable, repeatable, beside other work, within its memory."""
+
+import pytest
+import torch
+
+from tests.kernels.triton_device import DEVICE, gpu  # isort: skip
+from gradwire import kernels
+from gradwire.accumulate.bundle import Bundle
+from gradwire.choose import choose
+from gradwire.config import Config
+from gradwire.encode import encode
+from gradwire.kernels.scan_torch import scan_torch
+from gradwire.kernels.topk_torch import topk_torch
+from gradwire.types import Delivered, Slot
+
+pytestmark = gpu
+
+SIZE = 6_553_600
+FINE = torch.zeros((), dtype=torch.bool, device=DEVICE)
+
+
+@pytest.fixture
+def no_sync():
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+def bundle(size=SIZE):
+    slot = Slot("all", (size,), (1,), torch.float32, 0, size)
+    return Bundle([slot], DEVICE, rank=0, index=0, dense=False)
+
+
+def step(b, gradient, density=0.001):
+    """accumulate to encode, then decode of two such messages."""
+    choice = choose(b, Config(density=density), 0, 4, False)
+    scan = b.accumulate([(0, gradient)], choice.group, FINE)
+    indices, values = kernels.select(b.u, choice.k, scan.maxima, scan.group)
+    count = torch.full((), choice.k, dtype=torch.int32, device=DEVICE)
+    message = encode(kernels_sparse(indices, values, count, b.size), scan.finite)
+    b.delivered = Delivered(scan.finite, indices, values)
+    both = torch.stack([message.buffer, message.buffer])
+    return indices, kernels.decode(both, message.buffer, b.size, choice.k, torch.float32)[0]
+
+
+def kernels_sparse(indices, values, count, size):
+    from gradwire.types import Sparse
+
+    return Sparse(indices, values, count, size)
+
+
+def test_no_host_sync(no_sync):
+    torch.cuda.set_sync_debug_mode("default")
+    b, gradient = bundle(), torch.randn(SIZE, device=DEVICE)
+    step(b, gradient)
+    torch.cuda.set_sync_debug_mode("error")
+    for _ in range(3):
+        step(b, gradient)
+
+
+@pytest.mark.parametrize("size", [SIZE, 100_003])
+def test_a_captured_step_replays_with_new_data(size):
+    b, gradient = bundle(size), torch.randn(size, device=DEVICE)
+    for _ in range(3):
+        step(b, gradient)
+    b.buffer.zero_()
+    b.delivered = None
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        indices, mean = step(b, gradient)
+    for seed in range(4):
+        b.buffer.zero_()
+        gradient.copy_(torch.randn(size, generator=torch.Generator().manual_seed(seed)))
+        if seed == 3:
+            gradient.fill_(1)
+        graph.replay()
+        expected = topk_torch(gradient, indices.numel())
+        assert torch.equal(indices, expected)
+        assert torch.equal(mean[expected.long()], gradient[expected.long()])
+        assert int((mean != 0).sum()) == indices.numel()
+
+
+def test_steps_follow_the_reference():
+    """Ten steps of error feedback, bit for bit."""
+    b, residual = bundle(), torch.zeros(SIZE, device=DEVICE)
+    for seed in range(10):
+        gradient = torch.randn(SIZE, device=DEVICE, generator=_generator(seed))
+        indices, _ = step(b, gradient)
+        scan_torch(residual, [(0, gradient)], None, 32)
+        expected = topk_torch(residual, indices.numel())
+        assert torch.equal(indices, expected)
+        assert torch.equal(b.u, residual)
+        residual[expected.long()] -= residual[expected.long()]
+
+
+def _generator(seed):
+    return torch.Generator(DEVICE).manual_seed(seed)
+
+
+def test_the_same_beside_other_work():
+    """Programs of another stream take most of the GPU: results do not change, nothing waits."""
+    u = torch.randn(SIZE, device=DEVICE)
+    expected = topk_torch(u, 6554)
+    other = torch.cuda.Stream()
+    a = torch.randn(4096, 4096, device=DEVICE)
+    torch.cuda.synchronize()
+    for _ in range(20):
+        with torch.cuda.stream(other):
+            a = (a @ a).clamp(-1, 1)
+        assert torch.equal(kernels.topk(u, 6554), expected)
+
+
+def test_two_streams_select_at_once():
+    vectors = [torch.randn(SIZE, device=DEVICE) for _ in range(4)]
+    expected = [topk_torch(u, 6554) for u in vectors]
+    streams = [torch.cuda.Stream() for _ in vectors]
+    torch.cuda.synchronize()
+    found = []
+    for _ in range(10):
+        for u, stream in zip(vectors, streams, strict=True):
+            with torch.cuda.stream(stream):
+                found.append(kernels.topk(u, 6554))
+    torch.cuda.synchronize()
+    assert all(torch.equal(x, expected[i % 4]) for i, x in enumerate(found))
+
+
+def test_memory_stays_within_its_limit():
+    size, k = 138_357_544, 138_358
+    u = torch.randn(size, device=DEVICE)
+    kernels.topk(u, k)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    kernels.topk(u, k)
+    used = torch.cuda.max_memory_allocated() - before
+    assert used <= 4 * (size / 8 + 8 * k) + (2 << 20)

@@ -1,0 +1,112 @@
+"""settle, pack and decode in Triton: the reference's bits."""
+
+import pytest
+import torch
+
+from tests.kernels.triton_device import DEVICE, gpu, same  # isort: skip
+from gradwire.encode import Encoding, encode
+from gradwire.encode.message import _template
+from gradwire.kernels.decode_torch import decode_torch
+from gradwire.kernels.decode_triton import SPAN, decode_triton
+from gradwire.kernels.pack_torch import pack_torch
+from gradwire.kernels.pack_triton import pack_triton
+from gradwire.kernels.settle_torch import settle_torch
+from gradwire.kernels.settle_triton import settle_triton
+from gradwire.types import Sparse
+
+
+def chosen(size, k, seed=0, padding=0, common=False):
+    generator = torch.Generator().manual_seed(seed)
+    indices = torch.randperm(size, generator=generator)[:k].sort().values.int()
+    values = torch.randn(k, generator=generator)
+    if padding:
+        indices[-padding:], values[-padding:] = size, 0
+    count = torch.tensor(k - padding)
+    return Sparse(indices.to(DEVICE), values.to(DEVICE), count.to(DEVICE), size, common)
+
+
+@pytest.mark.parametrize("skipped", [False, True])
+@pytest.mark.parametrize(("k", "padding"), [(1, 0), (300, 9), (257, 257)])
+def test_settle(skipped, k, padding):
+    sparse = chosen(1000, k, padding=padding)
+    buffer = torch.randn(1001).to(DEVICE)
+    other = buffer.clone()
+    flag = torch.tensor(skipped, device=DEVICE)
+    settle_torch(buffer, sparse.indices, sparse.values, flag)
+    settle_triton(other, sparse.indices, sparse.values, flag)
+    assert same(buffer, other)
+    assert float(other[-1]) == 0
+
+
+@pytest.mark.parametrize("values", ["fp32", "bf16"])
+@pytest.mark.parametrize("common", [False, True])
+@pytest.mark.parametrize("k", [1, 2, 3, 5, 1024, 1025])
+def test_pack(values, common, k):
+    sparse = chosen(5000, k, padding=k // 3)
+    sparse.values[0] = 3.4e38
+    encoding = Encoding(values, "common" if common else "int32")
+    template = _template(5000, k, encoding, DEVICE)
+    indices = None if common else sparse.indices
+    for finite in (True, False):
+        flag = torch.tensor(finite, device=DEVICE)
+        args = (template, indices, sparse.values, sparse.count, flag, encoding.dtype)
+        assert torch.equal(pack_torch(*args), pack_triton(*args))
+
+
+def gathered(size, k, ranks, values="fp32", common=False, padding=0):
+    messages = [
+        encode(
+            chosen(size, k, 0 if common else rank, padding, common),
+            torch.tensor(True, device=DEVICE),
+            Encoding(values),
+        )
+        for rank in range(ranks)
+    ]
+    return torch.stack([m.buffer for m in messages]), messages[0]
+
+
+def decoded(stack, message):
+    mine = message.sparse
+    common = mine.indices if mine.common else None
+    args = (stack, message.buffer, mine.size, mine.capacity, message.encoding.dtype, common)
+    (a, ok_a), (b, ok_b) = decode_torch(*args), decode_triton(*args)
+    assert ok_b.dtype == torch.bool
+    assert torch.equal(ok_a, ok_b)
+    assert same(a, b)
+    return b, bool(ok_b)
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 4])
+@pytest.mark.parametrize("values", ["fp32", "bf16"])
+@pytest.mark.parametrize("common", [False, True])
+def test_decode_equals_reference(ranks, values, common):
+    for size, k, padding in ((64, 3, 0), (2 * SPAN + 777, 900, 30), (SPAN, 1, 0), (SPAN - 1, 40, 0)):
+        mean, ok = decoded(*gathered(size, k, ranks, values, common, padding))
+        assert ok
+        assert mean.numel() == size + 1
+        assert float(mean[-1]) == 0
+
+
+@pytest.mark.parametrize("word", [0, 1, 2, 4, 5, 6, 7])
+def test_a_header_that_differs_makes_everything_nan(word):
+    stack, message = gathered(1000, 10, 3)
+    stack[1].view(torch.int32)[word] += 1
+    mean, ok = decoded(stack, message)
+    assert not ok
+    assert bool(mean.isnan().all())
+
+
+def test_an_index_outside_touches_nothing():
+    stack, message = gathered(1000, 10, 2)
+    stack[1].view(torch.int32)[8 + 9] = 2**31 - 1
+    stack[1].view(torch.int32)[8] = -5
+    mean, ok = decoded(stack, message)
+    assert ok
+    assert int((mean != 0).sum()) <= 18
+
+
+@gpu
+def test_full_size():
+    mean, ok = decoded(*gathered(138_357_544, 138_358, 4))
+    assert ok
+    assert int((mean != 0).sum()) <= 4 * 138_358
