@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -134,6 +134,27 @@ def check_density(value: Any, name: str = "density", use_k: bool = False) -> flo
         elif value <= 100:
             hint = f"{value:g} % is {value / 100:g}."
     raise ConfigError(f"{name} must be in (0, 1], got {value!r}. {hint}")
+
+
+def parse_options(method: str, texts: Sequence[str]) -> dict[str, Any]:
+    """The method's options from "name=value" texts, each value of the type of its default."""
+    if method not in METHODS:
+        raise unknown("method", method, METHODS)
+    known = METHODS[method].options
+    out: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"an option of a method is NAME=VALUE, got {text!r}")
+        words = {"true": True, "false": False}
+        kind = type(known.get(name, ""))
+        try:
+            out[name] = words[value.lower()] if kind is bool else kind(value)
+        except (ValueError, KeyError):
+            raise ConfigError(
+                f"option {name} of {method} must be {kind.__name__}, got {value!r}"
+            ) from None
+    return out
 
 
 def check_options(method: str, options: Mapping[str, Any]) -> None:

@@ -101,9 +101,9 @@ class Memory(dict[str, Tensor]):
 class Delivered:
     """What left this worker in the last step, until it is known that the step happened.
 
-    `indices` None means every entry, `values` None just as it was. `ok` (0-d bool) is False where some rank was not finite: then
-    nothing was delivered, and the step counts as skipped. `loss` is what rounding the mean into the
-    gradient's dtype took away.
+    `indices` None means every entry, `values` None just as it was. `ok` (0-d bool) is False where
+    some rank was not finite: then nothing was delivered, and the step counts as skipped. `loss` is
+    what rounding the mean into the gradient's dtype took away.
     """
 
     ok: Tensor

@@ -4,7 +4,7 @@ import pytest
 
 import gradwire
 from gradwire.accumulate import Schedule
-from gradwire.config import Config, configure
+from gradwire.config import Config, configure, parse_options
 
 
 def test_defaults_and_names():
@@ -53,6 +53,17 @@ def test_bad_fields(fields, message):
 def test_config_must_be_one():
     with pytest.raises(ValueError, match=r"config must be a gradwire.Config, got dict"):
         gradwire.VirtualCluster(2, {"density": 0.1}, density=0.1)
+
+
+def test_options_from_texts():
+    assert parse_options("randk", ["shared=false", "seed=7"]) == {"shared": False, "seed": 7}
+    for texts, message in (
+        (["shared"], "NAME=VALUE, got 'shared'"),
+        (["seed=x"], "option seed of randk must be int, got 'x'"),
+        (["shared=2"], "option shared of randk must be bool, got '2'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            parse_options("randk", texts)
 
 
 def test_schedule():

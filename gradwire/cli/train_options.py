@@ -106,6 +106,15 @@ Method = Annotated[
         "See `gradwire methods`.",
     ),
 ]
+MethodOptions = Annotated[
+    list[str] | None,
+    option(
+        "--option",
+        panel=HOW,
+        metavar="NAME=VALUE",
+        help="An option of the method, e.g. shared=false for randk. May be repeated.",
+    ),
+]
 Density = Annotated[
     float | None,
     option(

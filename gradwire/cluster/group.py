@@ -11,7 +11,6 @@ from torch import Tensor
 from gradwire.errors import ExchangeError
 from gradwire.stages import stage
 
-
 Collective = Callable[..., Any]
 
 # torch 2.13 renamed it and warns of the old name; 2.11 has only that.

@@ -20,7 +20,7 @@ def randk(
     shared: bool = True,
     seed: int = 0,
 ) -> Sparse:
-    """k entries drawn uniformly, the same on every rank (shared) or each rank its own.
+    """k entries drawn uniformly; the same on all ranks, or each its own.
 
     Rand_k of Stich et al. (2018): E ||u - C(u)||^2 = (1 - k/d) ||u||^2. With `shared` every rank
     draws the same entries, so no indices travel. memory["draws"] counts the draws so far, on the

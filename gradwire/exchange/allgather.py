@@ -10,7 +10,7 @@ from gradwire.stages import stage
 
 
 def allgather(message: Message, u: Tensor, group: Group) -> Outcome:
-    """Every rank's entries to every rank: one all-gather, (P - 1) messages sent.
+    """Every rank's entries to every rank, in one all-gather.
 
     1. gather the P messages; 2. from zero, add them one by one in rank order, so that every rank
     gets the same bits. A rank that is not finite makes the start NaN instead of zero.

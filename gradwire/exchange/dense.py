@@ -11,10 +11,10 @@ from gradwire.stages import stage
 
 
 def dense(message: Message, u: Tensor, group: Group) -> Outcome:
-    """One dense all-reduce in fp32, whatever was chosen: 2 (P - 1) / P of the gradient sent.
+    """Every entry, in one fp32 all-reduce.
 
-    Without a selection every entry of u goes; with one, the chosen entries do, the others as
-    zeros. The number of ranks that were not finite is summed in the spare last entry.
+    Sends 2 (P - 1) / P of the gradient. Without a selection every entry of u goes; with one, the
+    chosen entries do, the others as zeros. The number of ranks that were not finite is summed in the spare last entry.
     """
     with stage("encode"):
         update = u.new_zeros(u.numel() + 1)

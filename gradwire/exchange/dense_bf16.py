@@ -11,7 +11,7 @@ from gradwire.stages import stage
 
 
 def dense_bf16(message: Message, u: Tensor, group: Group) -> Outcome:
-    """Every entry as bf16, added in fp32; what rounding takes away stays with the workers.
+    """Every entry, as bf16; what rounding takes away stays.
 
     The mean of PyTorch's bf16_compress_hook rounds at every hop of the ring; here each value is
     rounded once on its way and once in the mean, and both errors go to a residual.

@@ -15,9 +15,9 @@ from gradwire.types import Sparse
 
 
 def gtopk(message: Message, u: Tensor, group: Group) -> Outcome:
-    """k entries for all workers together, by log2 P rounds of merging in pairs.
+    """The k largest of all workers together, merged in pairs.
 
-    gTop-k of Shi et al. (2019), by recursive doubling instead of a tree and a broadcast: in round
+    gTop-k of Shi et al. (2019) in log2 P rounds, by recursive doubling instead of a tree and a broadcast: in round
     r the groups of 2^r ranks that hold the same k entries swap them, add what both have and keep
     the k largest. When P is not a power of two, the ranks beyond the largest one hand their
     entries over first and get the result last. Sends one message of k entries a round.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from gradwire import models
-from gradwire.config import Config
+from gradwire.config import Config, parse_options
 from gradwire.errors import ConfigError, unknown
 
 FREE = ("workers", "epochs", "data_dir")
@@ -23,6 +23,7 @@ class Options:
     model: str = "lenet5"
     method: str = "topk"
     exchange: str = ""
+    method_options: tuple[str, ...] = ()
     density: float = 0.01
     values: str = "fp32"
     dense_steps: int = 0
@@ -65,6 +66,7 @@ class Options:
         """How gradients are compressed and exchanged, for `gradwire.attach`."""
         return Config(
             method=self.method,
+            options=parse_options(self.method.partition("/")[0], self.method_options),
             exchange=self.exchange,
             density=self.density,
             values=self.values,
@@ -77,6 +79,8 @@ class Options:
     def against(self, name: str) -> "Options":
         """The same run with another "method" or "method/exchange"."""
         other: dict[str, Any] = {"method": name, "exchange": "", "compare": ()}
+        if name.partition("/")[0] != self.method:
+            other["method_options"] = ()
         if name.partition("/")[0] == "dense":
             other |= {"values": "fp32", "dense_steps": 0, "warmup": (), "warmup_steps": 0}
         return dataclasses.replace(self, **other)

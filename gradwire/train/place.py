@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import json
 import os
 import signal
 import sys
@@ -51,10 +52,15 @@ class Place:
         self.sum(0)
 
     def share(self, value: Any) -> Any:
-        """Rank 0's `value`, on every rank (collective)."""
-        box = [value]
-        dist.broadcast_object_list(box, src=0, group=self.control)
-        return box[0]
+        """Rank 0's `value`, plain enough for JSON, on every rank (collective)."""
+        text = json.dumps(value).encode() if self.first else b""
+        length = torch.tensor([len(text)])
+        dist.broadcast(length, src=0, group=self.control)
+        buffer = torch.zeros(int(length), dtype=torch.uint8)
+        if self.first:
+            buffer.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+        dist.broadcast(buffer, src=0, group=self.control)
+        return json.loads(bytes(buffer.tolist()))
 
 
 def under_torchrun() -> bool:

@@ -87,4 +87,4 @@ def _shared(place: Place, job: Plan) -> Plan:
             refusal = str(error)
     if refusal := place.share(refusal):
         raise ConfigError(refusal)
-    return dataclasses.replace(job, folder=place.share(job.folder))
+    return dataclasses.replace(job, folder=Path(place.share(str(job.folder))))
