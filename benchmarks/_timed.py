@@ -1,20 +1,21 @@
-"""makes a copy of topk_triton with timestamps"""
-import re, pathlib
-src=pathlib.Path("gradwire/kernels/topk_triton.py").read_text()
-s=src
-s=s.replace("def _prune(\n    work,","def _prune(\n    stamps, work,",1)
-s=s.replace("            _prune(\n                work,","            _prune(\n                stamps, work,",1)
-s=s.replace("def _topk(\n    work,","def _topk(\n    stamps, work,",1)
-s=s.replace("    t, seen, largest = bound(","    tl.store(stamps + item * 64 + 1, tl.extra.cuda.globaltimer())\n    t, seen, largest = bound(")
-s=s.replace("    found = 0\n    base = item * room","    tl.store(stamps + item * 64 + 2, tl.extra.cuda.globaltimer() + (t >> 31))\n    found = 0\n    base = item * room")
-s=s.replace("            tl.debug_barrier()\n        counted = 0","            tl.debug_barrier()\n        tl.store(stamps + item * 64 + 3, tl.extra.cuda.globaltimer() + (groups >> 31))\n        counted = 0")
-s=s.replace("        tl.atomic_add(work + TOTAL, found, sem=\"relaxed\")","        tl.store(stamps + item * 64 + 4, tl.extra.cuda.globaltimer() + (found >> 31))\n        tl.atomic_add(work + TOTAL, found, sem=\"relaxed\")")
-s=s.replace("        work += zero\n","        tl.store(stamps + item * 64 + phase * 8 + 8, tl.extra.cuda.globaltimer() + zero)\n        work += zero\n")
-s=s.replace("        if busy:\n            finish(work)\n","        tl.store(stamps + item * 64 + phase * 8 + 9, tl.extra.cuda.globaltimer())\n        if busy:\n            finish(work)\n")
-s=s.replace("    number = take(work)\n    busy","    begin = tl.extra.cuda.globaltimer()\n    number = take(work)\n    tl.store(stamps + number * 64, begin)\n    busy",1)
-s=s.replace("                bin, above = find(work + COARSE","                bin, above = find(work + COARSE")
-s=s.replace("                if good != 0:\n                    narrow(","                tl.store(stamps + item * 64 + 18, tl.extra.cuda.globaltimer() + (bin >> 31))\n                if good != 0:\n                    narrow(")
-s=s.replace("                        edge = t + (bin","                        tl.store(stamps + item * 64 + 26, tl.extra.cuda.globaltimer() + (low >> 31))\n                        edge = t + (bin")
-s=s.replace("    _topk[(p.grid,)](\n        workspace","    _topk[(p.grid,)](\n        STAMPS, workspace")
-assert s.count("stamps")>=12, s.count("stamps")
+import pathlib
+s=pathlib.Path("gradwire/kernels/topk_triton.py").read_text()
+def rep(a,b,n=1):
+    global s
+    assert s.count(a)>=1,a
+    s=s.replace(a,b,n)
+T="tl.extra.cuda.globaltimer()"
+rep("def _prune(\n    work,","def _prune(\n    stamps, work,")
+rep("            _prune(\n                w,","            _prune(\n                stamps, w,")
+rep("def _topk(\n    work,","def _topk(\n    stamps, work,")
+rep("    t, seen, largest = bound(",f"    tl.store(stamps + item * 64 + 1, {T})\n    t, seen, largest = bound(")
+rep("    found = 0\n    base = item * room",f"    tl.store(stamps + item * 64 + 2, {T} + (t >> 31))\n    found = 0\n    base = item * room")
+rep("            tl.debug_barrier()\n        counted = 0",f"            tl.debug_barrier()\n        tl.store(stamps + item * 64 + 3, {T} + (groups >> 31))\n        counted = 0")
+rep("        tl.atomic_add(work + TOTAL, found, sem=\"relaxed\")",f"        tl.store(stamps + item * 64 + 4, {T} + (found >> 31))\n        tl.atomic_add(work + TOTAL, found, sem=\"relaxed\")")
+rep("        w = work + zero\n",f"        tl.store(stamps + item * 64 + phase * 8 + 8, {T} + zero)\n        w = work + zero\n")
+rep("        if busy:\n            finish(work)\n",f"        tl.store(stamps + item * 64 + phase * 8 + 9, {T})\n        if busy:\n            finish(work)\n")
+rep("    number = take(work)\n    busy",f"    begin = {T}\n    number = take(work)\n    tl.store(stamps + number * 64, begin)\n    busy")
+rep("                if way == BY_BINS:\n                    narrow(",f"                tl.store(stamps + item * 64 + 18, {T} + (bin >> 31))\n                if way == BY_BINS:\n                    narrow(")
+rep("                        edge = t + (bin",f"                        tl.store(stamps + item * 64 + 26, {T} + (low >> 31))\n                        edge = t + (bin")
+rep("        u,\n        counters(device),","        u,\n        STAMPS,\n        counters(device),") if "        u,\n        counters(device)," in s else rep("p.items, key, u, counters(device)","p.items, key, u, STAMPS, counters(device)")
 pathlib.Path("gradwire/kernels/timed_triton.py").write_text(s)

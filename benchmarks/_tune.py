@@ -22,39 +22,33 @@ def prof(calls,n=20):
 def gpu_time(calls,n=30):
     """graph replay of each call, queue kept full"""
     return prof(calls,n)
+from gradwire.kernels import plan_triton as PL
+from gradwire.kernels.workspace_triton import counters
+def setp(**kw):
+    for k,v in kw.items():
+        if k=="WARPS": K._launch._options["num_warps"]=v; K._launch._compiled.clear()
+        elif k=="REGS": K._launch._options["maxnreg"]=v; K._launch._compiled.clear()
+        else: setattr(PL,k,v); setattr(K,k,v)
+    PL.plan.cache_clear(); K._launch._compiled.clear()
 def sanity():
     for d,k in ((6_553_600,6554),(25_557_032,25557),(25_557_032,255570),(6_553_600,400000)):
         u=torch.randn(d,device=dev); g=K.group_size(d,k,dev)
         m=S.group_maxima(u,g) if g else None
         t=time.time(); i,v=K.topk_triton(u,k,m,g); torch.cuda.synchronize(); c=time.time()-t
         ref=topk_torch(u,k)
-        w=K.workspace(dev)
-        say("sanity",d,k,g,torch.equal(i,ref),torch.equal(v,u[ref.long()]),"path",w[161].item(),"compile %.1fs"%c)
-    u=torch.ones(6_553_600,device=dev); i,v=K.topk_triton(u,6554); say("all equal",torch.equal(i,topk_torch(u,6554)), K.workspace(dev)[161].item())
-def scans(size):
-    sets=Sets(size,dev); n=len(list(sets))
-    fl=measure(_floor(sets),dev,30,5); say("floor",size,fl)
-    for T,w in ((2048,4),(2048,8),(4096,8),(4096,16),(8192,16),(1024,4)):
-        S.TILE,S.WARPS=T,w
-        calls=[lambda b=b,g=g: S.scan_triton(b.u,[(0,g)],b._maxima[:b.size//32],32) for b,g in sets]
-        r=prof(calls); say(" scan T",T,"w",w,{k:v for k,v in r.items() if "scan" in k}, "adds",)
-    S.TILE,S.WARPS=4096,8
-    say(" add_",prof(_floor(sets)))
-def variants(size,density):
-    sets=Sets(size,dev); k=round(size*density); g=K.group_size(size,k,dev) or 1
-    us=[]
-    for b,gr in sets:
-        b.buffer[:size].copy_(gr); m=S.group_maxima(b.u,g) if g>1 else None; us.append((b.u,m))
-    us=us[:len(sets.bundles)]
-    for w,per,tile,ga,mr,smp in VARS:
-        K.WARPS,K.PROGRAMS,K.TILE,K.GATHER,K.REGISTERS,K.SAMPLE=w,per,tile,ga,mr,smp
-        K.plan.cache_clear()
-        calls=[lambda u=u,m=m: K.topk_triton(u,k,m,g if m is not None else 0) for u,m in us]
+        say("sanity",d,k,g,torch.equal(i,ref),torch.equal(v,u[ref.long()]),"way",counters(dev)[162].item(),"compile %.1fs"%c)
+    for u in (torch.ones(25_557_032,device=dev),torch.randn(25_557_032,device=dev)*(torch.rand(25_557_032,device=dev)<3e-4)):
+        calls=[lambda: K.topk_triton(u,25557)]; i,v=calls[0](); say("ties",torch.equal(i,topk_torch(u,25557)), counters(dev)[162].item(), prof(calls,5))
+def variants(size,density,VARS):
+    k=round(size*density); g=K.group_size(size,k,dev)
+    us=[torch.randn(size,device=dev) for _ in range(max(2,300_000_000//(4*size)))]; ms=[S.group_maxima(u,g) if g else None for u in us]
+    for v in VARS:
+        setp(**v)
+        calls=[lambda u=u,m=m: K.topk_triton(u,k,m,g) for u,m in zip(us,ms)]
         try:
-            t=time.time(); r=prof(calls,20)
-            say(" topk",size,density,"G",g,"warps",w,"per",per,"tile",tile,"gather",ga,"maxnreg",mr,"sample",smp,{a:b for a,b in r.items() if "topk" in a},"(%.1fs)"%(time.time()-t))
-        except Exception as e: say(" fail",w,per,tile,ga,mr,repr(e)[:150])
-VARS=[(16,1,4096,4096,None,8192),(16,1,2048,2048,None,8192),(16,2,2048,2048,64,8192),(16,2,4096,4096,64,8192),(32,1,4096,4096,None,8192),(8,2,2048,2048,None,8192),(8,4,1024,1024,64,4096)]
+            t=time.time(); r=prof(calls,20); i,_=calls[0]()
+            say(" topk",size,density,"G",g,v,{a:b for a,b in r.items() if "topk" in a},"ok",torch.equal(i,topk_torch(us[0],k)),"(%.1fs)"%(time.time()-t))
+        except Exception as e: say(" fail",v,repr(e)[:150])
 def steps(size,density=0.001):
     sets=Sets(size,dev)
     st=[Step(b,g,"topk",density,sets.never) for b,g in sets]
@@ -67,17 +61,16 @@ def steps(size,density=0.001):
 def timed(size,density=0.001):
     subprocess.run([sys.executable,"benchmarks/_timed.py"],check=True)
     import gradwire.kernels.timed_triton as Z
-    Z.WARPS,Z.PROGRAMS,Z.TILE,Z.GATHER,Z.REGISTERS,Z.SAMPLE=BEST
     k=round(size*density); g=Z.group_size(size,k,dev)
     us=[torch.randn(size,device=dev) for _ in range(max(1,300_000_000//(4*size)))]; ms=[S.group_maxima(u,g) for u in us]
     for r in range(6):
         Z.STAMPS=torch.zeros(2048*64,dtype=torch.int64,device=dev)
         Z.topk_triton(us[r%len(us)],k,ms[r%len(us)],g)
     torch.cuda.synchronize()
-    p=Z.plan(size,k,g,132); s=Z.STAMPS.view(-1,64)[:p.items].cpu()
+    p=PL.plan(size,k,g,132); s=Z.STAMPS.view(-1,64)[:p.items].cpu()
     t0=s[:,0][s[:,0]>0].min().item()
     names=[(0,"start"),(8,"p0 go"),(1,"cleared"),(2,"bound"),(3,"compact"),(4,"gather"),(9,"p0 end"),(16,"p1 go"),(18,"find"),(17,"p1 end"),(24,"p2 go"),(26,"find"),(25,"p2 end")]
-    say("timed",size,density,BEST,p); say("   "," ".join(f"{n}:{(s[:,c].float().mul(0).add((s[:,c]-t0).float())).min().item()/1e3:.1f}/{((s[:,c]-t0).float()).median().item()/1e3:.1f}/{((s[:,c]-t0).float()).max().item()/1e3:.1f}" for c,n in names))
+    say("timed",size,density,p); say("   "," ".join(f"{n}:{((s[:,c]-t0).float()).min().item()/1e3:.1f}/{((s[:,c]-t0).float()).median().item()/1e3:.1f}/{((s[:,c]-t0).float()).max().item()/1e3:.1f}" for c,n in names))
 def cpu(name,f,n=200):
     for _ in range(5): f()
     torch.cuda.synchronize(); t=time.perf_counter()
@@ -93,18 +86,6 @@ def micro():
     from gradwire.kernels.settle_triton import _settle, settle_triton
     b=torch.zeros(6553601,device=dev); i=torch.arange(6554,device=dev).int(); v=torch.zeros(6554,device=dev)
     cpu("settle",lambda:settle_triton(b,i,v,f))
-    g=(26,)
-    cpu("settle jit",lambda:_settle[g](b,i,v,f,6554,6553600,256,num_warps=4,enable_fp_fusion=False))
-    k=_settle.warmup(b,i,v,f,6554,6553600,256,num_warps=4,enable_fp_fusion=False,grid=g)
-    k._init_handles() if hasattr(k,"_init_handles") else None
-    st=torch._C._cuda_getCurrentRawStream(0)
-    say(type(k), [a for a in dir(k) if not a.startswith("__")])
-    try:
-        cpu("compiled[grid]",lambda:k[g](b,i,v,f,6554,6553600,256))
-        cpu("compiled.run",lambda:k.run(26,1,1,st,k.function,k.packed_metadata,None,None,None,b,i,v,f,6554,6553600,256))
-        import inspect; say(type(k.run)); 
-        say(inspect.getsource(type(k.run)))
-    except Exception as e: say(repr(e)[:300])
     import cProfile,pstats
     sets=Sets(6553600,dev); stp=[Step(b,g,"topk",.001,sets.never) for b,g in sets]
     for s_ in stp: s_()
@@ -112,7 +93,6 @@ def micro():
     for j in range(100): stp[j%len(stp)]()
     pr.disable(); torch.cuda.synchronize()
     import io; o=io.StringIO(); pstats.Stats(pr,stream=o).sort_stats("tottime").print_stats(28); say(o.getvalue()[:4500])
-BEST=(16,1,4096,4096,None,8192)
 if __name__=="__main__":
     say(torch.__version__,triton.__version__,torch.cuda.get_device_name())
     for a in sys.argv[1:]:

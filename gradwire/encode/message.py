@@ -90,7 +90,7 @@ class Message:
 
     @property
     def index_part(self) -> Tensor:
-        """The header and the indices: the buffer's beginning, for exchanges that agree on them first."""
+        """The header and the indices, for exchanges that first agree on these."""
         return self.buffer[: HEADER + self.chosen.capacity * self.encoding.index_bytes]
 
     def unpack_indices(self, part: Tensor) -> tuple[Tensor, Tensor]:

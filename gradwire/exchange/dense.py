@@ -14,7 +14,8 @@ def dense(message: Message, u: Tensor, group: Group) -> Outcome:
     """Every entry, in one fp32 all-reduce.
 
     Sends 2 (P - 1) / P of the gradient. Without a selection every entry of u goes; with one, the
-    chosen entries do, the others as zeros. The number of ranks that were not finite is summed in the spare last entry.
+    chosen entries do, the others as zeros. The number of ranks that were not finite is summed in
+    the spare last entry.
     """
     with stage("encode"):
         update = u.new_zeros(u.numel() + 1)

@@ -17,10 +17,10 @@ from gradwire.types import Sparse
 def gtopk(message: Message, u: Tensor, group: Group) -> Outcome:
     """The k largest of all workers together, merged in pairs.
 
-    gTop-k of Shi et al. (2019) in log2 P rounds, by recursive doubling instead of a tree and a broadcast: in round
-    r the groups of 2^r ranks that hold the same k entries swap them, add what both have and keep
-    the k largest. When P is not a power of two, the ranks beyond the largest one hand their
-    entries over first and get the result last. Sends one message of k entries a round.
+    gTop-k of Shi et al. (2019) in log2 P rounds, by recursive doubling instead of a tree and a
+    broadcast: in round r the groups of 2^r ranks that hold the same k entries swap them, add what
+    both have and keep the k largest. When P is not a power of two, the ranks beyond the largest
+    one hand their entries over first and get the result last. Sends one message a round.
     Different from the paper: what a merge cuts, or rounds, stays with the lowest rank of the merged
     group, as residual. In the paper an entry that is cut and comes back by another branch is lost.
     """

@@ -13,7 +13,7 @@ from gradwire.types import Sparse
 
 
 def union(message: Message, u: Tensor, group: Group) -> Outcome:
-    """Everyone's values where anyone chose; 1.5x the bytes of allgather.
+    """Everyone's values where anyone chose: 1.5x allgather's bytes.
 
     1. gather the P index lists; 2. every rank merges them into the same ascending list of at most
     min(d, P k) entries, padded to that, so that no host needs its length; 3. the mean of all

@@ -19,7 +19,6 @@ from gradwire.integrate.ordered import OrderedThread
 from gradwire.state import State
 from gradwire.types import Slot
 
-
 log = logging.getLogger("gradwire")
 
 

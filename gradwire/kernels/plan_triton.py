@@ -86,5 +86,5 @@ def _rows(entries: int) -> int:
 def processors(device: torch.device) -> int:
     """Multiprocessors of a GPU; a few for the interpreter."""
     if device.type != "cuda":
-        return 4
+        return 3
     return torch.cuda.get_device_properties(device).multi_processor_count

@@ -23,6 +23,7 @@ from gradwire.kernels.turns_triton import (
     CLEARED,
     COARSE,
     COARSE_BINS,
+    DIGITS,
     FINE,
     FINE_BITS,
     HEADER,
@@ -51,7 +52,7 @@ def _prune(
     GATHER: tl.constexpr,
 ):  # fmt: skip
     """Phase 0 of one item: its candidates, into its own room or, when that is full, the spill."""
-    clear(work + FINE, item, ITEMS, CLEARED, 512)
+    clear(work + DIGITS, CLEARED, item, ITEMS, 512)
     t, seen, largest = bound(maxima, n, rank, SAMPLE)
     # Where the sample is full of ties so is the rest: everything would be a candidate.
     crowded = (crowd < 0) | ((seen > crowd) & (t > 0))
@@ -60,6 +61,7 @@ def _prune(
     shift = 12
     while ((largest - t) >> shift >= COARSE_BINS - 1) & (shift < FINE_BITS):
         shift += 1
+    clear(work + FINE, 1 << shift, item, ITEMS, 512)
     found = 0
     base = item * room
     if crowded:
@@ -130,7 +132,7 @@ def _topk(
         zero = (number >> 30) * 64
         if phase > 0:
             zero = wait(work, tl.minimum(phase, 2) * ITEMS)
-        # Pointers that seem new in every phase: computed once for all they would fill the registers.
+        # Pointers that seem new in every phase: kept for all phases they would fill the registers.
         w = work + zero
         u = u_at + zero
         maxima = maxima_at + zero
@@ -157,7 +159,7 @@ def _topk(
                 way = tl.load(w + HEADER + 2, cache_modifier=".cg")
                 busy = (way == BY_DIGITS) | (phase == 2)
                 if phase == 2:
-                    clear(w + COARSE, item, ITEMS, COARSE_BINS, 512)
+                    clear(w + COARSE, COARSE_BINS, item, ITEMS, 512)
                     if way == BY_BINS:
                         bin = tl.load(w + HEADER + 3, cache_modifier=".cg")
                         above = tl.load(w + HEADER + 4, cache_modifier=".cg")

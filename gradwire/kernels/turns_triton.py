@@ -9,8 +9,8 @@ programs the device runs at once, or on what else it runs. One program alone wou
 import triton
 import triton.language as tl
 
-# Words of the workspace (int32). The first five counters and COARSE are zero between calls, each
-# on a cache line of its own; the rest is cleared in the first phase.
+# Words of the workspace (int32). The five counters, each on a cache line of its own, and COARSE are
+# zero between calls; what comes after is cleared in the first phase.
 TICKET = tl.constexpr(0)
 DONE = tl.constexpr(32)
 TOTAL = tl.constexpr(64)
@@ -19,14 +19,14 @@ LEFT = tl.constexpr(128)
 HEADER = tl.constexpr(160)
 COARSE = tl.constexpr(256)
 COARSE_BINS = tl.constexpr(2048)
-FINE = tl.constexpr(256 + 2048)
-FINE_BITS = tl.constexpr(15)
-DIGITS = tl.constexpr(256 + 2048 + 32768)
+DIGITS = tl.constexpr(2304)
 PASSES = tl.constexpr(8)
-LOOK = tl.constexpr(256 + 2048 + 32768 + 128)
+LOOK = tl.constexpr(2432)
 MAX_ITEMS = 1024
-WORDS = 256 + 2048 + 32768 + 128 + 2 * MAX_ITEMS
-CLEARED = tl.constexpr(32768 + 128 + 2 * MAX_ITEMS)
+CLEARED = tl.constexpr(128 + 2 * MAX_ITEMS)
+FINE = tl.constexpr(4480)
+FINE_BITS = tl.constexpr(17)
+WORDS = 4480 + (1 << 17)
 SEEN = tl.constexpr(1 << 62)
 
 
@@ -68,13 +68,13 @@ def leave(work):
 
 
 @triton.jit
-def clear(words, item, items, COUNT: tl.constexpr, WIDTH: tl.constexpr):
-    """This item's share of `COUNT` words becomes zero."""
-    share = tl.cdiv(COUNT, items)
+def clear(words, count, item, items, WIDTH: tl.constexpr):
+    """This item's share of `count` words becomes zero."""
+    share = tl.cdiv(count, items)
     for start in range(0, share, WIDTH):
         i = start + tl.arange(0, WIDTH)
         place = item * share + i
-        tl.store(words + place, tl.zeros([WIDTH], tl.int32), mask=(i < share) & (place < COUNT))
+        tl.store(words + place, tl.zeros([WIDTH], tl.int32), mask=(i < share) & (place < count))
 
 
 @triton.jit

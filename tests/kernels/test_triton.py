@@ -12,7 +12,7 @@ from gradwire.kernels.scan_triton import group_maxima
 from gradwire.kernels.topk import group_size
 from gradwire.kernels.topk_torch import topk_torch
 from gradwire.kernels.plan_triton import SAMPLE, plan, processors
-from gradwire.kernels.turns_triton import CLEARED, HEADER, WORDS
+from gradwire.kernels.turns_triton import DIGITS, HEADER
 from gradwire.kernels.workspace_triton import counters
 from tests.kernels.test_topk import KINDS, vector
 
@@ -28,26 +28,26 @@ def run(u, k, group):
     assert indices.dtype == torch.int32
     assert torch.equal(indices, expected)
     assert torch.equal(values, u[expected.long()])
-    clean = words[: WORDS - CLEARED.value].clone()
+    clean = words[: DIGITS.value].clone()
     clean[HEADER.value : HEADER.value + 8] = 0
     assert not clean.any(), "the counters must be zero for the next call"
     return {1: "bins", 2: "zeros", 0: "digits", -1: "none"}[int(words[HEADER.value + 2])]
 
 
-SIZES = [(1000, 1), (5003, 5), (20011, 100), (9000, 1800)]
+CASES = [(1000, 1, 64), (5003, 5, 32), (20011, 100, 16), (9000, 1800, 0)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_data(kind):
-    for size, k in SIZES:
-        for group in {1: (64,), 5: (32,), 100: (16,), 1800: (0,)}[k]:
-            run(vector(kind, size), k, group)
+    cases = CASES if ON_GPU else [CASES[1 + 2 * (KINDS.index(kind) % 2)], CASES[2]]
+    for size, k, group in cases:
+        run(vector(kind, size), k, group)
 
 
-@pytest.mark.parametrize("size", [1, 7, 63, 64, 65, 130])
+@pytest.mark.parametrize("size", [1, 7, 64, 65])
 @pytest.mark.parametrize("group", [0, 16])
 def test_small_sizes_and_every_k(size, group):
-    for k in sorted({0, 1, size // 2, size - 1, size}):
+    for k in sorted({0, 1, size // 2, size}):
         run(vector("gaussian", size), k, group)
 
 
@@ -148,7 +148,5 @@ def test_two_to_the_thirty_one():
     u[: k // 2] = 2
     indices, values = kernel.topk_triton(u, k)
     assert torch.equal(indices[: k // 2], torch.arange(k // 2, device=DEVICE).int())
-    assert torch.equal(
-        indices[k // 2 :].long(), torch.arange(size - k // 2, size, device=DEVICE)
-    )
+    assert torch.equal(indices[k // 2 :].long(), torch.arange(size - k // 2, size, device=DEVICE))
     assert float(values.sum()) == 1.5 * k

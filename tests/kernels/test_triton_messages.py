@@ -80,7 +80,12 @@ def decoded(stack, message):
 @pytest.mark.parametrize("values", ["fp32", "bf16"])
 @pytest.mark.parametrize("common", [False, True])
 def test_decode_equals_reference(ranks, values, common):
-    for size, k, padding in ((64, 3, 0), (2 * SPAN + 777, 900, 30), (SPAN, 1, 0), (SPAN - 1, 40, 0)):
+    for size, k, padding in (
+        (64, 3, 0),
+        (2 * SPAN + 777, 900, 30),
+        (SPAN, 1, 0),
+        (SPAN - 1, 40, 0),
+    ):
         mean, ok = decoded(*gathered(size, k, ranks, values, common, padding))
         assert ok
         assert mean.numel() == size + 1
