@@ -19,8 +19,10 @@ class Config:
 
     method, exchange: how a worker chooses and how workers agree; `method="topk/dense"` names both.
     density: the share of entries a worker sends, in (0, 1].
-    values: how values travel, "fp32" or "bf16" (what rounding takes away stays in the residual).
-    indices: how indices travel, "int32".
+    values: how values travel: "fp32", "bf16", "fp16", "int8" or "int4"; what rounding takes away
+        stays in the residual.
+    indices: how indices travel: "int32", "packed" (12 bits each at density 0.001), "bitmap", or
+        "auto", the smallest.
     options: the method's own options, e.g. {"shared": False} for randk.
     dense: patterns of parameter names that are never compressed, e.g. ("*.bias", "bn*").
     dense_steps: steps at the start that send everything.
@@ -53,6 +55,10 @@ class Config:
         Encoding(self.values, self.indices)
         if self.indices == "common":
             raise ConfigError("indices='common' is chosen by methods that share their indices")
+        if self.exchange == "union" and self.values not in ("fp32", "bf16"):
+            raise ConfigError(
+                f"exchange 'union' adds values on the way: fp32 or bf16, not {self.values!r}"
+            )
         if self.exchange.startswith("dense") and self.values != "fp32":
             raise ConfigError(
                 f"values={self.values!r} has no effect on exchange {self.exchange!r}; there are "

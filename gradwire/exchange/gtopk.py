@@ -109,4 +109,4 @@ def gtopk_bytes(ranks: int, size: int, capacity: int, encoding: Encoding) -> int
     """The most that leaves one rank: a message in each of log2 P rounds, and one to hand back."""
     rounds = ranks.bit_length() - 1
     power = 1 << rounds
-    return nbytes(capacity, encoding) * (rounds + (1 if ranks > power else 0))
+    return nbytes(capacity, encoding, size) * (rounds + (1 if ranks > power else 0))

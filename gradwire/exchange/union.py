@@ -5,6 +5,7 @@ from torch import Tensor
 
 from gradwire.cluster.group import Group
 from gradwire.encode import HEADER, Encoding, Message
+from gradwire.encode.indices import index_bytes
 from gradwire.exchange.ordered import ordered_bytes, ordered_mean
 from gradwire.exchange.outcome import Outcome
 from gradwire.kernels import spread
@@ -42,8 +43,9 @@ def union(message: Message, u: Tensor, group: Group) -> Outcome:
 
 def union_bytes(ranks: int, size: int, capacity: int, encoding: Encoding) -> int:
     """The index lists on a ring, and 2 (P - 1) / P of the values on at most min(d, P k) entries."""
-    indices = (ranks - 1) * (HEADER + capacity * encoding.index_bytes)
-    entries = min(size, ranks * capacity) if encoding.index_bytes else capacity
+    name = encoding.settled(size, capacity).indices
+    indices = (ranks - 1) * (HEADER + index_bytes(name, size, capacity))
+    entries = capacity if name == "common" else min(size, ranks * capacity)
     return indices + ordered_bytes(ranks, entries, encoding.dtype.itemsize)
 
 

@@ -1,5 +1,7 @@
 """The wire format: what goes in comes out, and damaged bytes are refused."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,6 +9,8 @@ from hypothesis import strategies as st
 
 import gradwire
 from gradwire.encode import HEADER, Encoding, decode, encode, nbytes
+from gradwire.encode.indices import index_bytes
+from gradwire.encode.values import VALUES
 from gradwire.errors import MessageError
 
 TRUE = torch.tensor(True)
@@ -16,27 +20,79 @@ def sparse(size=1000, k=50, seed=0):
     return gradwire.compress(torch.randn(size, generator=torch.Generator().manual_seed(seed)), k=k)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(
     size=st.integers(1, 5000),
     share=st.floats(0, 1),
-    values=st.sampled_from(["fp32", "bf16"]),
+    values=st.sampled_from([*VALUES]),
+    indices=st.sampled_from(["int32", "packed", "bitmap", "auto"]),
+    padding=st.integers(0, 4),
     finite=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_round_trip(size, share, values, finite, seed):
-    entries = sparse(size, int(share * size), seed)
-    encoding = Encoding(values)
+def test_round_trip(size, share, values, indices, padding, finite, seed):
+    entries = padded(sparse(size, int(share * size), seed), padding)
+    encoding = Encoding(values, indices)
     message = encode(entries, torch.tensor(finite), encoding)
     assert message.buffer.dtype == torch.uint8
-    assert message.buffer.numel() == nbytes(entries.capacity, encoding)
+    assert message.buffer.numel() == nbytes(entries.capacity, encoding, size)
     back, flag = decode(message.buffer)
     assert flag == finite
     assert torch.equal(back.indices, entries.indices)
-    assert torch.equal(back.values, entries.values.to(encoding.dtype).float())
+    assert int(back.count) == int(entries.count)
+    largest = float(entries.values.abs().max()) if entries.capacity else 0
+    error = {"fp32": 0, "bf16": 2**-8, "fp16": 2**-10, "int8": 1 / 250, "int4": 1 / 13}[values]
+    torch.testing.assert_close(back.values, entries.values, rtol=0, atol=error * largest)
     seen, usable = message.unpack(message.buffer)
     assert bool(usable) == finite
     assert torch.equal(seen.dense(), back.dense())
+    assert torch.equal(message.delivered.values, back.values)
+
+
+def padded(entries, n):
+    """The same entries with room for n more, as far as the vector allows."""
+    n = min(n, entries.size - entries.capacity)
+    indices = torch.cat([entries.indices, torch.full((n,), entries.size, dtype=torch.int32)])
+    return replace(entries, indices=indices, values=torch.cat([entries.values, torch.zeros(n)]))
+
+
+@pytest.mark.parametrize(
+    ("values", "most"), [("fp32", 46), ("bf16", 30), ("fp16", 30), ("int8", 22), ("int4", 18)]
+)
+def test_bits_an_entry_all_included(values, most):
+    """At density 0.1 % the entropy of an index is 11.4 bits."""
+    for size in (10**6, 25_557_032, 138_357_544):
+        k = size // 1000
+        bits = 8 * nbytes(k, Encoding(values, "packed"), size) / k
+        assert bits <= most, (size, bits)
+        assert nbytes(k, Encoding(values, "auto"), size) <= nbytes(k, Encoding(values), size)
+
+
+def test_auto_is_the_smallest():
+    for share, name in ((0.001, "packed"), (0.2, "packed"), (0.3, "bitmap")):
+        k = int(share * 10000)
+        assert Encoding(indices="auto").settled(10000, k).indices == name
+
+
+@pytest.mark.parametrize("name", ["packed", "bitmap"])
+def test_damaged_bits_are_refused(name):
+    """Whatever bit of the indices is turned over: an error, or the same number of other indices."""
+    message = encode(sparse(500, 40), TRUE, Encoding("fp32", name))
+    end = HEADER + index_bytes(name, 500, 40)
+    refused = 0
+    for byte in range(HEADER, end):
+        for bit in range(8):
+            buffer = message.buffer.clone()
+            buffer[byte] ^= 1 << bit
+            try:
+                entries, _ = decode(buffer)
+                assert len(set(entries.indices.tolist())) == 40
+                assert int(entries.indices.max()) < 500
+            except MessageError:
+                refused += 1
+            seen, _ = message.unpack(buffer)
+            assert 0 <= int(seen.indices.min()) <= int(seen.indices.max()) <= 500
+    assert refused > 100
 
 
 def test_bytes_as_documented():

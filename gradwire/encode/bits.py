@@ -1,0 +1,51 @@
+"""Small numbers side by side, and sets of positions, in 32-bit words. Torch ops, no host sync."""
+
+import torch
+from torch import Tensor
+
+
+def words_for(bits: int) -> int:
+    """How many 32-bit words hold so many bits."""
+    return -(-bits // 32)
+
+
+def put_bits(numbers: Tensor, width: int) -> Tensor:
+    """int32 words with `width` (0 to 31) bits of each number, one behind the other."""
+    n = words_for(numbers.numel() * width)
+    at = torch.arange(numbers.numel(), device=numbers.device) * width
+    shifted = numbers.long() << (at & 31)
+    # The bits of different numbers never overlap, so adding is setting, in whatever order.
+    words = torch.zeros(n + 1, dtype=torch.int64, device=numbers.device)
+    words.index_add_(0, at >> 5, shifted & 0xFFFFFFFF)
+    words.index_add_(0, (at >> 5) + 1 if n else at >> 5, shifted >> 32)
+    return _signed(words[:n])
+
+
+def get_bits(words: Tensor, count: int, width: int) -> Tensor:
+    """The `count` numbers that `put_bits` stored, int64."""
+    wide = torch.cat([words.long() & 0xFFFFFFFF, words.new_zeros(2).long()])
+    at = torch.arange(count, device=words.device) * width
+    low, high = wide[at >> 5], wide[(at >> 5) + 1]
+    return ((low >> (at & 31)) | (high << (32 - (at & 31)))) & ((1 << width) - 1)
+
+
+def put_positions(positions: Tensor, real: Tensor, bits: int) -> Tensor:
+    """int32 words of `bits` bits, one set at each of the distinct positions that are `real`."""
+    words = torch.zeros(words_for(bits), dtype=torch.int64, device=positions.device)
+    one = torch.where(real, torch.ones_like(positions) << (positions & 31), 0)
+    return _signed(words.index_add_(0, torch.where(real, positions >> 5, 0), one))
+
+
+def get_positions(words: Tensor, count: int, missing: int) -> Tensor:
+    """The first `count` set positions, ascending, int64; `missing` where there are fewer."""
+    shifts = torch.arange(32, device=words.device)
+    bits = ((words.long().unsqueeze(1) >> shifts) & 1).view(-1)
+    place = torch.where(bits == 1, bits.cumsum(0) - 1, count).clamp_(max=count)
+    out = torch.full((count + 1,), missing, dtype=torch.int64, device=words.device)
+    out.scatter_(0, place, torch.arange(bits.numel(), device=words.device))
+    return out[:count]
+
+
+def _signed(words: Tensor) -> Tensor:
+    """The low 32 bits as int32."""
+    return ((words ^ 0x80000000) - 0x80000000).to(torch.int32)

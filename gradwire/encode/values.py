@@ -1,0 +1,69 @@
+"""How values travel.
+
+fp32, bf16, fp16   as they are, or rounded to the nearest.
+int8, int4         blocks of 256 values share an fp32 scale, max |v| / 127 or / 7; nearest rounding.
+"""
+
+import torch
+from torch import Tensor
+
+VALUES = {"fp32": 0, "bf16": 1, "fp16": 2, "int8": 3, "int4": 4}
+"""Names and codes in the header."""
+FLOATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+LEVELS = {"int8": 127, "int4": 7}
+BLOCK = 256
+
+
+def value_bytes(name: str, capacity: int) -> int:
+    """Bytes that `capacity` values take."""
+    if name in FLOATS:
+        return capacity * FLOATS[name].itemsize
+    codes = capacity if name == "int8" else -(-capacity // 2)
+    return 4 * -(-capacity // BLOCK) + codes
+
+
+def put_values(name: str, values: Tensor) -> Tensor:
+    """The values as uint8."""
+    if name in FLOATS:
+        # Above its largest number a dtype rounds to infinity; clamped, the rest stays behind.
+        limit = torch.finfo(FLOATS[name]).max
+        return values.clamp(-limit, limit).to(FLOATS[name]).view(torch.uint8)
+    blocks = _blocks(values.float())
+    # A little below the largest number, so that level x scale cannot round to infinity.
+    largest = blocks.abs().amax(1).clamp(max=3.4e38)
+    scale = largest / LEVELS[name]
+    codes = torch.where(scale > 0, scale, 1).reciprocal().unsqueeze(1) * blocks
+    codes = codes.nan_to_num(0).round().clamp(-LEVELS[name], LEVELS[name]).to(torch.int8)
+    codes = codes.view(-1)[: values.numel()]
+    if name == "int4":
+        codes = _nibbles(codes)
+    return torch.cat([scale.view(torch.uint8), codes.view(torch.uint8)])
+
+
+def get_values(name: str, part: Tensor, capacity: int) -> Tensor:
+    """The fp32 values that `put_values` stored, as every receiver sees them."""
+    if name in FLOATS:
+        return part.view(FLOATS[name]).float()
+    split = 4 * -(-capacity // BLOCK)
+    scale, codes = part[:split].view(torch.float32), part[split:]
+    if name == "int4":
+        both = torch.stack([codes & 15, codes >> 4], 1).view(-1)[:capacity]
+        numbers = both.float() - 8
+    else:
+        numbers = codes.view(torch.int8).float()
+    return numbers * scale.unsqueeze(1).expand(-1, BLOCK).reshape(-1)[:capacity]
+
+
+def _blocks(values: Tensor) -> Tensor:
+    n = -(-values.numel() // BLOCK)
+    out = values.new_zeros(n * BLOCK)
+    out[: values.numel()] = values
+    return out.view(n, BLOCK)
+
+
+def _nibbles(codes: Tensor) -> Tensor:
+    """Two codes a byte, the first one low; each is stored with 8 added."""
+    even = codes.new_full((-(-codes.numel() // 2) * 2,), 0)
+    even[: codes.numel()] = codes
+    low, high = (even + 8).view(-1, 2).unbind(1)
+    return low.to(torch.uint8) | (high.to(torch.uint8) << 4)
