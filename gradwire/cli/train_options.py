@@ -132,7 +132,19 @@ Exchange = Annotated[
 Values = Annotated[
     str | None,
     option(
-        "--values", panel=HOW, default=Options.values, help="How values travel, e.g. fp32 or bf16."
+        "--values",
+        panel=HOW,
+        default=Options.values,
+        help="How values travel: fp32, bf16, fp16, int8 or int4.",
+    ),
+]
+Indices = Annotated[
+    str | None,
+    option(
+        "--indices",
+        panel=HOW,
+        default=Options.indices,
+        help="How indices travel: int32, packed, bitmap, or auto (the smallest).",
     ),
 ]
 DenseSteps = Annotated[

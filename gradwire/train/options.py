@@ -26,6 +26,7 @@ class Options:
     method_options: tuple[str, ...] = ()
     density: float = 0.01
     values: str = "fp32"
+    indices: str = "int32"
     dense_steps: int = 0
     warmup: tuple[float, ...] = ()
     warmup_steps: int = 0
@@ -70,6 +71,7 @@ class Options:
             exchange=self.exchange,
             density=self.density,
             values=self.values,
+            indices=self.indices,
             dense=self.keep_dense,
             dense_steps=self.dense_steps,
             warmup=self.warmup,
@@ -95,8 +97,8 @@ class Options:
         """The run in a few words, e.g. "topk/allgather at 1 %"."""
         if self.method == "dense":
             return "dense"
-        values = "" if self.values == "fp32" else f", {self.values}"
-        return f"{self.method}/{self.exchange} at {100 * self.density:g} %{values}"
+        codes = [c for c in (self.values, self.indices) if c not in ("fp32", "int32")]
+        return ", ".join([f"{self.method}/{self.exchange} at {100 * self.density:g} %", *codes])
 
     def lr_at(self, epoch: int) -> float:
         """The learning rate in an epoch: a tenth of it after each of the `lr_drop` epochs."""
