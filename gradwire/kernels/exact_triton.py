@@ -5,19 +5,22 @@ import triton.language as tl
 
 from gradwire.kernels.order_triton import cells, order
 from gradwire.kernels.scan_triton import magnitude
-from gradwire.kernels.turns_triton import DIGITS, FINE, PASSES, look_back
+from gradwire.kernels.turns_triton import DIGITS, FINE, PASSES, look_back, striped
 
 
 @triton.jit
-def find(bins, count, k, CHUNK: tl.constexpr):
+def find(bins, count, k, CHUNK: tl.constexpr, STRIPED: tl.constexpr):
     """The bin, of `count`, that holds the k-th largest, and how many are in those above it."""
     hit = tl.zeros([], tl.int64)
     over = 0
     i = tl.arange(0, CHUNK)
     start = count
-    while start > 0:
+    while (start > 0) & (over < k):
         start -= CHUNK
-        counts = tl.load(bins + start + i, cache_modifier=".cg")
+        at = start + i
+        if STRIPED:
+            at = striped(at)
+        counts = tl.load(bins + at, cache_modifier=".cg")
         reach = over + tl.cumsum(counts, axis=0, reverse=True)
         here = (reach >= k) & (reach - counts < k)
         both = ((start + i).to(tl.int64) << 32) + (reach - counts).to(tl.int64)
@@ -27,23 +30,48 @@ def find(bins, count, k, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def candidates(cand, i, count):
-    """Bits (with the sign) and index of the i-th candidates; 0 past the end."""
-    word = tl.load(cand + i, mask=i < count, other=0, cache_modifier=".cg")
-    return (word >> 32).to(tl.int32), word.to(tl.int32)
+def lists_of(meta, first, LISTS: tl.constexpr):
+    """How an item's lists of candidates are read: rounds, bits of a list's width in a tile, widest.
+
+    All lists side by side in one tile of 2048 where they fit, otherwise one list after the other.
+    """
+    tl.static_assert(LISTS == 1 or LISTS == 8)
+    if LISTS == 1:
+        return 1, 11, tl.load(meta + 2 * first + 1, cache_modifier=".cg")
+    else:
+        each = first + tl.arange(0, LISTS)
+        widest = tl.max(tl.load(meta + 2 * each + 1, cache_modifier=".cg"), axis=0)
+        fits = widest <= 2048 // LISTS
+        return tl.where(fits, 1, LISTS), tl.where(fits, 8, 11), widest
 
 
 @triton.jit
-def narrow(work, cand, count, t, shift, bin, TILE: tl.constexpr):
+def candidates(cand, meta, first, e, start, bits):
+    """Bits (with the sign) and index of cells `e` of a tile, and which of them are candidates.
+
+    Cell e is entry start + e % 2^bits of list first + e / 2^bits.
+    """
+    at = 2 * (first + (e >> bits))
+    column = start + (e & ((1 << bits) - 1))
+    base = tl.load(meta + at, cache_modifier=".cg")
+    real = column < tl.load(meta + at + 1, cache_modifier=".cg")
+    word = tl.load(cand + base + column, mask=real, other=0, cache_modifier=".cg")
+    return (word >> 32).to(tl.int32), word.to(tl.int32), real
+
+
+@triton.jit
+def narrow(work, cand, meta, first, t, shift, bin, LISTS: tl.constexpr):
     """Counts the candidates of one coarse bin by their last `shift` bits."""
-    for start in range(0, count, TILE):
-        i = start + tl.arange(0, TILE)
-        raw, _ = candidates(cand, i, count)
-        bits = (raw & 0x7FFFFFFF) - t
-        here = (i < count) & ((bits >> shift) == bin)
-        low = bits & ((1 << shift) - 1)
-        ones = tl.full([TILE], 1, tl.int32)
-        tl.atomic_add(work + FINE + low, ones, mask=here, sem="relaxed")
+    rounds, bits, widest = lists_of(meta, first, LISTS)
+    e = tl.arange(0, 2048)
+    for r in range(rounds):
+        for start in range(0, widest, 1 << bits):
+            raw, _, real = candidates(cand, meta, first + r, e, start, bits)
+            above = (raw & 0x7FFFFFFF) - t
+            low = above & ((1 << shift) - 1)
+            ones = tl.full([2048], 1, tl.int32)
+            mask = real & ((above >> shift) == bin)
+            tl.atomic_add(work + FINE + low, ones, mask=mask, sem="relaxed")
 
 
 @triton.jit
@@ -68,27 +96,31 @@ def _write(indices, values, raw, index, bits, edge, need, base, ROWS: tl.constex
 
 @triton.jit
 def emit(
-    work, cand, count, edge, need, indices, values, item,
-    ITEMS: tl.constexpr, ROWS: tl.constexpr,
+    work, cand, meta, first, edge, need, indices, values, item,
+    LISTS: tl.constexpr, LOOKS: tl.constexpr,
 ):  # fmt: skip
     """Writes this item's winners among its candidates."""
-    TILE: tl.constexpr = 128 * ROWS
+    rounds, bits, widest = lists_of(meta, first, LISTS)
     more = 0
     ties = 0
-    for start in range(0, count, TILE):
-        i = start + tl.arange(0, TILE)
-        raw, _ = candidates(cand, i, count)
-        bits = tl.where(i < count, raw & 0x7FFFFFFF, -1)
-        more += tl.sum((bits > edge).to(tl.int32))
-        ties += tl.sum((bits == edge).to(tl.int32))
-    more, ties = look_back(work, item, more, ties, ITEMS)
+    flat = tl.arange(0, 2048)
+    for r in range(rounds):
+        for start in range(0, widest, 1 << bits):
+            raw, _, real = candidates(cand, meta, first + r, flat, start, bits)
+            size = tl.where(real, raw & 0x7FFFFFFF, -1)
+            # Two counts in one sum.
+            both = tl.sum((size > edge).to(tl.int32) + ((size == edge).to(tl.int32) << 16))
+            more += both & 0xFFFF
+            ties += both >> 16
+    more, ties = look_back(work, item, more, ties, LOOKS)
     base = more + tl.minimum(ties, need)
     left = tl.maximum(need - ties, 0)
-    e = cells(ROWS, count)
-    for start in range(0, count, TILE):
-        raw, index = candidates(cand, start + e, count)
-        bits = tl.where(start + e < count, raw & 0x7FFFFFFF, -1)
-        base, left = _write(indices, values, raw, index, bits, edge, left, base, ROWS)
+    e = cells(16, need)
+    for r in range(rounds):
+        for start in range(0, widest, 1 << bits):
+            raw, index, real = candidates(cand, meta, first + r, e, start, bits)
+            size = tl.where(real, raw & 0x7FFFFFFF, -1)
+            base, left = _write(indices, values, raw, index, size, edge, left, base, 16)
 
 
 # --- the slower path, for data that defeats the bound: four bits a pass over all of u ---
@@ -99,7 +131,7 @@ def edge_of(work, k, passes):
     """The leading bits of the k-th magnitude after that many passes, and what k is among them."""
     prefix = passes * 0
     for p in range(passes):
-        digit, above = find(work + DIGITS + p * 16, 16, k, 16)
+        digit, above = find(work + DIGITS + p * 16, 16, k, 16, False)
         prefix = (prefix << 4) + digit
         k -= above
     return prefix, k
@@ -138,7 +170,7 @@ def count_digits(work, u, first, last, k, p, TILE: tl.constexpr):
 @triton.jit
 def emit_all(
     work, u, first, last, edge, need, indices, values, item,
-    ITEMS: tl.constexpr, ROWS: tl.constexpr,
+    LOOKS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Writes this item's winners among all entries in [first, last). Moves 8 bytes an entry."""
     TILE: tl.constexpr = 128 * ROWS
@@ -150,7 +182,7 @@ def emit_all(
         bits = tl.where(inside, magnitude(tl.load(u + start + i, mask=inside, other=0)), -1)
         more += tl.sum((bits > edge).to(tl.int32))
         ties += tl.sum((bits == edge).to(tl.int32))
-    more, ties = look_back(work, item, more, ties, ITEMS)
+    more, ties = look_back(work, item, more, ties, LOOKS)
     base = more + tl.minimum(ties, need)
     left = tl.maximum(need - ties, 0)
     e = cells(ROWS, need)

@@ -10,20 +10,27 @@ from gradwire.kernels.turns_triton import MAX_ITEMS
 
 WARPS = 16
 SAMPLE = 8192
+LISTS = 8
+ALONE = 4096
+"""Maxima an item from which on phase 0 has launches of its own."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The arguments of the kernel for one size and k.
+    """The arguments of the kernels for one size and k.
 
-    items: programs, and parts of the work in each phase. n: maxima, or entries where there are
-    none. rank: how many of the sample must reach the bound. crowd: more than that many means ties;
-    below zero no bound is looked for. rows, gather: tiles of the two steps of phase 0, in rows of
-    128. share: tiles of maxima an item. room: candidates an item keeps. spill: candidates in
-    common. wide: tiles of 4096 entries an item, in the slower path. words: int32 of scratch.
+    items: programs of the last launch, and parts of the work in each of its phases. lists: parts of
+    phase 0 an item. begin: 0 when phase 0 is part of the last launch, 1 when launches of their own
+    do it. n: maxima, or entries where there are none. rank: how many of the sample must reach the
+    bound. crowd: more than that many means ties; below zero no bound is looked for. rows, gather:
+    tiles of the two steps of phase 0, in rows of 128. share: tiles of maxima a part. room:
+    candidates a part keeps. spill: candidates in common. wide: tiles of 4096 entries an item, in
+    the slower path. words: int32 of scratch.
     """
 
     items: int
+    lists: int
+    begin: int
     group: int
     n: int
     rank: int
@@ -36,6 +43,16 @@ class Plan:
     wide: int
     words: int
 
+    @functools.cached_property
+    def looks(self) -> int:
+        """A power of two that holds the items."""
+        return 1 << (self.items - 1).bit_length()
+
+    @functools.cached_property
+    def shape(self) -> tuple[int, ...]:
+        """What the compiled kernels depend on."""
+        return self.items, self.lists, self.begin, self.group, self.rows, self.gather
+
 
 @functools.lru_cache(maxsize=512)
 def plan(size: int, k: int, group: int, processors: int) -> Plan:
@@ -45,6 +62,9 @@ def plan(size: int, k: int, group: int, processors: int) -> Plan:
     """
     items = min(processors, MAX_ITEMS)
     n = -(-size // group)
+    begin = int(n > items * ALONE)
+    lists = LISTS if begin else 1
+    parts = items * lists
     rank = k
     if n > SAMPLE:
         expected = k * SAMPLE / n
@@ -57,23 +77,26 @@ def plan(size: int, k: int, group: int, processors: int) -> Plan:
         room, spill = k + k // 2, k // 2
     else:
         room, spill = (n, 4 * k) if group >= 32 else (2 * k, 2 * k)
-    room = -(-room // items) + 64
-    rows = _rows(-(-n // items))
-    # What is ruled in, a little more than k groups, should take an item one tile, or few.
-    wanted = rank / min(n, SAMPLE) * n / items * group
+    room = -(-room // parts) + 64
+    # What is ruled in, a little more than k groups, should take a part one tile, or few.
+    wanted = rank / min(n, SAMPLE) * n / parts * group
+    rows = 16 if begin else _rows(-(-n // parts))
+    gather = 16 if begin else _rows(int(1.2 * wanted))
     return Plan(
         items=items,
+        lists=lists,
+        begin=begin,
         group=group,
         n=n,
         rank=rank,
         crowd=-1 if hopeless else 2 * rank + 64,
         rows=rows,
-        gather=_rows(int(1.2 * wanted)) if group > 1 else rows,
-        share=-(-n // (items * rows * 128)),
+        gather=gather if group > 1 else rows,
+        share=-(-n // (parts * rows * 128)),
         room=room,
         spill=spill,
         wide=-(-size // (items * 4096)),
-        words=2 * items + 2 * (items * room + spill) + (n if group > 1 else 0),
+        words=2 * parts + 2 * (parts * room + spill) + (n if group > 1 else 0),
     )
 
 

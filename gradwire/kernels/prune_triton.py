@@ -10,7 +10,7 @@ import triton.language as tl
 
 from gradwire.kernels.order_triton import cells, order
 from gradwire.kernels.scan_triton import magnitude
-from gradwire.kernels.turns_triton import COARSE, COARSE_BINS
+from gradwire.kernels.turns_triton import COARSE_BINS, FINE_BITS, SPILLED, TOTAL, striped
 
 SECTOR = tl.constexpr(8)
 
@@ -37,14 +37,16 @@ def _sample(values, n, STRATA: tl.constexpr):
 def bound(values, n, rank, SAMPLE: tl.constexpr):
     """A bound that `rank` of the sample reach, its last 15 bits clear; how many do; the largest.
 
-    Reads 4 * SAMPLE bytes.
+    Looks no further than 16 powers of two below the largest. Reads 4 * SAMPLE bytes.
     """
     bits = _sample(values, n, SAMPLE // SECTOR)
-    t = 0
+    largest = tl.max(tl.max(bits, axis=1), axis=0)
+    lowest = tl.maximum((largest >> 15 << 15) - (4095 << 15), 0)
+    t = lowest
     count = tl.minimum(n, SAMPLE)
-    for step in range(8):
+    for step in range(6):
         # Three counts in one sum, ten bits each in a sector, twenty in all: two bits of t a round.
-        one = 1 << (29 - 2 * step)
+        one = 1 << (25 - 2 * step)
         marks = (bits >= t + one).to(tl.int32)
         marks += (bits >= t + 2 * one).to(tl.int32) << 10
         marks += (bits >= t + 3 * one).to(tl.int32) << 20
@@ -55,7 +57,21 @@ def bound(values, n, rank, SAMPLE: tl.constexpr):
         c3 = (counts >> 40).to(tl.int32)
         count = tl.where(c3 >= rank, c3, tl.where(c2 >= rank, c2, tl.where(c1 >= rank, c1, count)))
         t += one * tl.where(c3 >= rank, 3, tl.where(c2 >= rank, 2, tl.where(c1 >= rank, 1, 0)))
-    return t, count, tl.max(tl.max(bits, axis=1), axis=0)
+    # Too few lie as high as that: then it is everything but zeros that is looked for.
+    return tl.where(t == lowest, 0, t), count, largest
+
+
+@triton.jit
+def aim(values, n, rank, crowd, SAMPLE: tl.constexpr):
+    """The bound, at least 1, or 0 where none helps; and the width of a coarse bin, in bits."""
+    t, seen, largest = bound(values, n, rank, SAMPLE)
+    # Where the sample is full of ties so is the rest: everything would be a candidate.
+    helps = (crowd >= 0) & ((seen <= crowd) | (t == 0))
+    # Bins just wide enough to reach from the bound to the largest of the sample.
+    shift = 10
+    while ((largest - t) >> shift >= COARSE_BINS - 1) & (shift < FINE_BITS):
+        shift += 1
+    return tl.where(helps, tl.maximum(t, 1), 0), shift
 
 
 @triton.jit
@@ -92,7 +108,7 @@ def _deposit(work, cand, t, shift, raw, index, place, counted, limit):
     tl.store(cand + place, (raw.to(tl.int64) << 32) | index.to(tl.int64), mask=fits)
     bin = tl.minimum((bits - t) >> shift, COARSE_BINS - 1)
     ones = tl.full(bin.shape, 1, tl.int32)
-    tl.atomic_add(work + COARSE + bin, ones, mask=fits & (place >= counted), sem="relaxed")
+    tl.atomic_add(work + striped(bin), ones, mask=fits & (place >= counted), sem="relaxed")
 
 
 @triton.jit
@@ -132,3 +148,44 @@ def gather_all(work, u, first, last, t, shift, cand, counted, limit, ROWS: tl.co
         _deposit(work, cand, t, shift, raw, index, found + place, counted, limit)
         found += more
     return found
+
+
+@triton.jit
+def prune(
+    work, u, maxima, ids, cand, meta, size, n, t, shift, share, room, spill, part,
+    PARTS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, GATHER: tl.constexpr,
+):  # fmt: skip
+    """One part's candidates, into its own room or, when that is full, the common spill."""
+    found = 0
+    base = part * room
+    if t > 0:
+        first = part.to(tl.int64) * share * ROWS * 128
+        last = tl.minimum(first + share.to(tl.int64) * ROWS * 128, n)
+        groups = 0
+        if GROUP > 1:
+            groups = compact(maxima, ids + first, first.to(tl.int32), last.to(tl.int32), t, ROWS)
+            tl.debug_barrier()
+        counted = 0
+        limit = room
+        again = 1
+        while again > 0:
+            if GROUP > 1:
+                found = gather(
+                    work, u, size, ids + first, groups, t, shift, cand + base, counted, limit,
+                    GROUP, GATHER,
+                )  # fmt: skip
+            else:
+                found = gather_all(
+                    work, u, first, last, t, shift, cand + base, counted, limit, ROWS
+                )
+            again = 0
+            if (found > limit) & (limit == room):
+                start = tl.atomic_add(work + SPILLED, found, sem="relaxed")
+                if start + found <= spill:
+                    base = PARTS * room + start
+                    counted = room
+                    limit = found
+                    again = 1
+        tl.atomic_add(work + TOTAL, found, sem="relaxed")
+    tl.store(meta + 2 * part, base)
+    tl.store(meta + 2 * part + 1, found)

@@ -16,7 +16,7 @@ from torch import Tensor
 from gradwire.kernels.exact_triton import count_digits, edge_of, emit, emit_all, find, narrow
 from gradwire.kernels.launch_triton import Launcher
 from gradwire.kernels.plan_triton import SAMPLE, WARPS, plan, processors
-from gradwire.kernels.prune_triton import bound, compact, gather, gather_all
+from gradwire.kernels.prune_triton import aim, prune
 from gradwire.kernels.scan_triton import group_maxima
 from gradwire.kernels.topk import group_size
 from gradwire.kernels.turns_triton import (
@@ -25,7 +25,6 @@ from gradwire.kernels.turns_triton import (
     COARSE_BINS,
     DIGITS,
     FINE,
-    FINE_BITS,
     HEADER,
     PASSES,
     SPILLED,
@@ -45,66 +44,58 @@ WITH_ZEROS = tl.constexpr(2)
 SCAN = tl.constexpr(4096)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "rank", "crowd"])
+def _bound(work, maxima, n, rank, crowd, SAMPLE: tl.constexpr):
+    """Leaves the bound in the header, and clears what the launches after it count in."""
+    t, shift = aim(maxima, n, rank, crowd, SAMPLE)
+    tl.store(work + HEADER, t)
+    tl.store(work + HEADER + 1, shift)
+    clear(work + DIGITS, CLEARED, 0, 1, 1024)
+    clear(work + FINE, 1 << shift, 0, 1, 1024)
+
+
+@triton.jit(do_not_specialize=["size", "n", "share", "room", "spill"])
 def _prune(
-    work, u, maxima, ids, cand, meta, size, n, rank, crowd, share, room, spill, item,
+    work, u, maxima, scratch, size, n, share, room, spill,
+    PARTS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, GATHER: tl.constexpr,
+):  # fmt: skip
+    """The candidates of one part: for large vectors, whose many parts hide each other's waits."""
+    cap = PARTS * room + spill
+    cand = (scratch + 2 * PARTS).to(tl.pointer_type(tl.int64))
+    ids = scratch + 2 * PARTS + cap + cap
+    t = tl.load(work + HEADER)
+    shift = tl.load(work + HEADER + 1)
+    prune(
+        work, u, maxima, ids, cand, scratch, size, n, t, shift, share, room, spill,
+        tl.program_id(0), PARTS, GROUP, ROWS, GATHER,
+    )  # fmt: skip
+
+
+@triton.jit
+def _first(
+    work, u, maxima, scratch, size, n, rank, crowd, share, room, spill, item,
     ITEMS: tl.constexpr, GROUP: tl.constexpr, SAMPLE: tl.constexpr, ROWS: tl.constexpr,
     GATHER: tl.constexpr,
 ):  # fmt: skip
-    """Phase 0 of one item: its candidates, into its own room or, when that is full, the spill."""
+    """Phase 0: both of these in one, for vectors where launches would cost more."""
     clear(work + DIGITS, CLEARED, item, ITEMS, 512)
-    t, seen, largest = bound(maxima, n, rank, SAMPLE)
-    # Where the sample is full of ties so is the rest: everything would be a candidate.
-    crowded = (crowd < 0) | ((seen > crowd) & (t > 0))
-    t = tl.maximum(t, 1)
-    # Coarse bins just wide enough to reach from the bound to the largest of the sample.
-    shift = 12
-    while ((largest - t) >> shift >= COARSE_BINS - 1) & (shift < FINE_BITS):
-        shift += 1
+    t, shift = aim(maxima, n, rank, crowd, SAMPLE)
     clear(work + FINE, 1 << shift, item, ITEMS, 512)
-    found = 0
-    base = item * room
-    if crowded:
-        t = 0
-    else:
-        first = item.to(tl.int64) * share * ROWS * 128
-        last = tl.minimum(first + share.to(tl.int64) * ROWS * 128, n)
-        groups = 0
-        if GROUP > 1:
-            groups = compact(maxima, ids + first, first.to(tl.int32), last.to(tl.int32), t, ROWS)
-            tl.debug_barrier()
-        counted = 0
-        limit = room
-        again = 1
-        while again > 0:
-            if GROUP > 1:
-                found = gather(
-                    work, u, size, ids + first, groups, t, shift, cand + base, counted, limit,
-                    GROUP, GATHER,
-                )  # fmt: skip
-            else:
-                found = gather_all(
-                    work, u, first, last, t, shift, cand + base, counted, limit, ROWS
-                )
-            again = 0
-            if (found > limit) & (limit == room):
-                start = tl.atomic_add(work + SPILLED, found, sem="relaxed")
-                if start + found <= spill:
-                    base = ITEMS * room + start
-                    counted = room
-                    limit = found
-                    again = 1
-        tl.atomic_add(work + TOTAL, found, sem="relaxed")
-    tl.store(meta + 2 * item, base)
-    tl.store(meta + 2 * item + 1, found)
+    cap = ITEMS * room + spill
+    cand = (scratch + 2 * ITEMS).to(tl.pointer_type(tl.int64))
+    ids = scratch + 2 * ITEMS + cap + cap
+    prune(
+        work, u, maxima, ids, cand, scratch, size, n, t, shift, share, room, spill,
+        item, ITEMS, GROUP, ROWS, GATHER,
+    )  # fmt: skip
     tl.store(work + HEADER, t)
     tl.store(work + HEADER + 1, shift)
 
 
 @triton.jit
-def _settle_on(work, k, spill):
+def _way(work, k, spill):
     """Phase 1: how the k-th magnitude is found, its coarse bin, and how many lie above that."""
-    bin, above = find(work + COARSE, COARSE_BINS, k, COARSE_BINS)
+    bin, above = find(work, COARSE_BINS, k, COARSE_BINS, True)
     total = tl.load(work + TOTAL, cache_modifier=".cg")
     fits = tl.load(work + SPILLED, cache_modifier=".cg") <= spill
     zeros = fits & (total < k) & (tl.load(work + HEADER, cache_modifier=".cg") == 1)
@@ -116,60 +107,63 @@ def _settle_on(work, k, spill):
     return way, bin
 
 
+@triton.jit
+def _last(
+    work, cand, meta, k, t, shift, indices, values, item, LISTS: tl.constexpr, LOOKS: tl.constexpr
+):  # fmt: skip
+    """Phase 2: the k-th magnitude, and this item's winners."""
+    bin = tl.load(work + HEADER + 3, cache_modifier=".cg")
+    above = tl.load(work + HEADER + 4, cache_modifier=".cg")
+    low, more = find(work + FINE, 1 << shift, k - above, 1024, False)
+    edge = t + (bin << shift) + low
+    need = k - above - more
+    emit(work, cand, meta, item * LISTS, edge, need, indices, values, item, LISTS, LOOKS)
+
+
 @triton.jit(do_not_specialize=["size", "k", "n", "rank", "crowd", "share", "room", "spill", "wide"])
 def _topk(
-    work, u_at, maxima_at, scratch, indices, values,
+    work, u_at, maxima_at, scratch_at, indices, values,
     size, k, n, rank, crowd, share, room, spill, wide,
-    ITEMS: tl.constexpr, LOOKS: tl.constexpr, GROUP: tl.constexpr, SAMPLE: tl.constexpr,
-    ROWS: tl.constexpr, GATHER: tl.constexpr,
+    ITEMS: tl.constexpr, LISTS: tl.constexpr, LOOKS: tl.constexpr, GROUP: tl.constexpr,
+    SAMPLE: tl.constexpr, ROWS: tl.constexpr, GATHER: tl.constexpr, BEGIN: tl.constexpr,
 ):  # fmt: skip
-    cap = ITEMS * room + spill
     number = take(work)
-    busy = number < PHASES * ITEMS
+    busy = number < (PHASES - BEGIN) * ITEMS
     while busy:
-        phase = number // ITEMS
+        phase = BEGIN + number // ITEMS
         item = number % ITEMS
         zero = (number >> 30) * 64
-        if phase > 0:
-            zero = wait(work, tl.minimum(phase, 2) * ITEMS)
+        if phase > BEGIN:
+            zero = wait(work, (tl.minimum(phase, 2) - BEGIN) * ITEMS)
         # Pointers that seem new in every phase: kept for all phases they would fill the registers.
         w = work + zero
         u = u_at + zero
-        maxima = maxima_at + zero
-        meta = scratch + zero
-        cand = (meta + 2 * ITEMS).to(tl.pointer_type(tl.int64))
-        ids = meta + 2 * ITEMS + cap + cap
+        scratch = scratch_at + zero
+        cand = (scratch + 2 * ITEMS * LISTS).to(tl.pointer_type(tl.int64))
         first = item.to(tl.int64) * wide * SCAN
         last = tl.minimum(first + wide.to(tl.int64) * SCAN, size)
         if phase == 0:
-            _prune(
-                w, u, maxima, ids, cand, meta, size + zero, n + zero, rank, crowd, share, room,
+            _first(
+                w, u, maxima_at + zero, scratch, size + zero, n + zero, rank, crowd, share, room,
                 spill, item, ITEMS, GROUP, SAMPLE, ROWS, GATHER,
             )  # fmt: skip
         else:
             t = tl.load(w + HEADER, cache_modifier=".cg")
             shift = tl.load(w + HEADER + 1, cache_modifier=".cg")
-            base = tl.load(meta + 2 * item, cache_modifier=".cg")
-            count = tl.load(meta + 2 * item + 1, cache_modifier=".cg")
             if phase == 1:
-                way, bin = _settle_on(w, k, spill)
+                way, bin = _way(w, k, spill)
                 if way == BY_BINS:
-                    narrow(w, cand + base, count, t, shift, bin, 1024)
+                    narrow(w, cand, scratch, item * LISTS, t, shift, bin, LISTS)
             else:
                 way = tl.load(w + HEADER + 2, cache_modifier=".cg")
                 busy = (way == BY_DIGITS) | (phase == 2)
                 if phase == 2:
                     clear(w + COARSE, COARSE_BINS, item, ITEMS, 512)
                     if way == BY_BINS:
-                        bin = tl.load(w + HEADER + 3, cache_modifier=".cg")
-                        above = tl.load(w + HEADER + 4, cache_modifier=".cg")
-                        low, more = find(w + FINE, 1 << shift, k - above, 4096)
-                        edge = t + (bin << shift) + low
-                        need = k - above - more
-                        emit(w, cand + base, count, edge, need, indices, values, item, LOOKS, 16)
+                        _last(w, cand, scratch, k, t, shift, indices, values, item, LISTS, LOOKS)
             if way == BY_DIGITS:
                 if phase > 2:
-                    wait(work, phase * ITEMS)
+                    wait(work, (phase - BEGIN) * ITEMS)
                 if phase <= PASSES:
                     count_digits(w, u, first, last, k, phase - 1, SCAN)
             if ((way == WITH_ZEROS) & (phase == 2)) | ((way == BY_DIGITS) & (phase > PASSES)):
@@ -181,11 +175,13 @@ def _topk(
         if busy:
             finish(work)
             number = take(work)
-            busy = number < PHASES * ITEMS
+            busy = number < (PHASES - BEGIN) * ITEMS
     leave(work)
 
 
-_launch = Launcher(_topk, num_warps=WARPS)
+_launch_bound = Launcher(_bound, num_warps=32)
+_launch_prune = Launcher(_prune, num_warps=4)
+_launch_topk = Launcher(_topk, num_warps=WARPS)
 
 
 def topk_triton(
@@ -200,13 +196,20 @@ def topk_triton(
     if maxima is None:
         group = group_size(size, k, device)
         maxima = group_maxima(u, group) if group else None
+    ruling = u if maxima is None else maxima
     p = plan(size, k, group if maxima is not None else 1, processors(device))
-    scratch = torch.empty(p.words, dtype=torch.int32, device=device)
-    # u may be a slice that begins anywhere; everything else is an allocation of its own.
-    key = (p.items, p.group, p.rows, p.gather, u.dtype, u.data_ptr() % 16, maxima is None)
-    _launch(
-        p.items, key, u, counters(device), u, u if maxima is None else maxima, scratch, indices,
-        values, size, k, p.n, p.rank, p.crowd, p.share, p.room, p.spill, p.wide,
-        p.items, triton.next_power_of_2(p.items), p.group, SAMPLE, p.rows, p.gather,
+    work, scratch = counters(device), torch.empty(p.words, dtype=torch.int32, device=device)
+    # Slices may begin anywhere; everything else is an allocation of its own.
+    key = (p.shape, u.dtype, u.data_ptr() % 16, ruling.data_ptr() % 16)
+    if p.begin:
+        _launch_bound(1, key, u, work, ruling, p.n, p.rank, p.crowd, SAMPLE)
+        _launch_prune(
+            p.items * p.lists, key, u, work, u, ruling, scratch, size, p.n, p.share, p.room,
+            p.spill, p.items * p.lists, p.group, p.rows, p.gather,
+        )  # fmt: skip
+    _launch_topk(
+        p.items, key, u, work, u, ruling, scratch, indices, values, size, k, p.n, p.rank, p.crowd,
+        p.share, p.room, p.spill, p.wide, p.items, p.lists, p.looks, p.group, SAMPLE, p.rows,
+        p.gather, p.begin,
     )  # fmt: skip
     return indices, values

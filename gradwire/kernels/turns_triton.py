@@ -31,6 +31,15 @@ SEEN = tl.constexpr(1 << 62)
 
 
 @triton.jit
+def striped(bin):
+    """Where a coarse bin is kept: neighbours on different cache lines, which take turns otherwise.
+
+    Magnitudes crowd just above the bound, and a line takes one addition at a time.
+    """
+    return COARSE + (bin & 63) * 32 + (bin >> 6)
+
+
+@triton.jit
 def take(work):
     """The next number."""
     return tl.atomic_add(work + TICKET, 1, sem="relaxed")
