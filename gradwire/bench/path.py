@@ -8,6 +8,7 @@ from torch import Tensor
 from gradwire import pipeline
 from gradwire.accumulate.bundle import Bundle
 from gradwire.choose import choose
+from gradwire.cluster.virtual import VirtualGroup, VirtualRanks
 from gradwire.compress import METHODS
 from gradwire.config import Config
 from gradwire.encode import encode
@@ -15,22 +16,16 @@ from gradwire.encode import encode
 RANKS = 4
 
 
-class Replay:
+class Replay(VirtualGroup):
     """A group of RANKS whose other members have already sent; this one is the first."""
 
-    rank = 0
-    size = RANKS
-
     def __init__(self, gathered: Tensor) -> None:
+        super().__init__(VirtualRanks(RANKS), rank=0)
         self._gathered = gathered
-        self.bytes_sent = 0
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         self._gathered[0].copy_(tensor)
         return self._gathered
-
-    def all_reduce(self, tensor: Tensor) -> Tensor:
-        raise NotImplementedError("the local path has no dense exchange")
 
 
 def local_path(

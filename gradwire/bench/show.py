@@ -10,17 +10,25 @@ from gradwire.errors import ConfigError
 
 
 def as_table(rows: Sequence[Row]) -> Table:
-    """One line a row, the machine above."""
-    table = Table(title=f"{rows[0].device}; {rows[0].versions}", title_justify="left", box=None)
-    for name in ("method", "size", "density", "k", "achieved", "ms", "p20", "p80", "GB/s", "ratio"):
+    """One line a row, the machine above; narrow enough for 80 columns."""
+    title = f"{rows[0].device}; {rows[0].versions}"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    names = ("method", "size", "density", "k", "achieved", "ms", "p20", "p80", "GB/s", "ratio")
+    for name in names:
         table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
     for row in rows:
-        table.add_row(
-            row.method, f"{row.size:,}", f"{row.density:g}", f"{row.k:,}", f"{row.achieved:,}",
-            f"{row.ms:.4f}", f"{row.p20:.4f}", f"{row.p80:.4f}", f"{row.gbps:,.0f}",
-            f"{row.ratio:.2f}x",
-        )  # fmt: skip
+        cells = (row.method, _count(row.size), f"{row.density:g}", _count(row.k))
+        times = (f"{t:.4g}" for t in (row.ms, row.p20, row.p80))
+        table.add_row(*cells, _count(row.achieved), *times, f"{row.gbps:,.0f}", f"{row.ratio:.2f}x")
     return table
+
+
+def _count(n: int) -> str:
+    """138M, 25.56M, 25.6k: what fits into a column."""
+    for unit, name in ((10**6, "M"), (10**3, "k")):
+        if n >= unit:
+            return f"{n / unit:.4g}{name}"
+    return str(n)
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:

@@ -8,7 +8,6 @@ from torch import Tensor
 from gradwire.types import Memory, Scan, Sparse
 
 ROUNDS = 6
-WALKS = 24
 
 
 def randk(
@@ -45,15 +44,24 @@ def permuted(x: Tensor, size: int, key: Tensor) -> Tensor:
     """Where each x lands under a keyed permutation of 0..size-1: distinct draws, no sort of d.
 
     A Feistel network on an a x b grid that just covers `size`; what lands outside walks on until
-    it is inside. The grid exceeds `size` by less than one row, so WALKS steps leave outside, if
-    anything, once in 10^20 draws; the caller treats such an entry as not drawn.
+    it is inside. The grid exceeds `size` by less than one row, so few walks leave an entry outside
+    once in 10^20 draws, if at all; the caller treats such an entry as not drawn.
     """
     a = max(1, math.isqrt(size))
     b = -(-size // a)
     out = _feistel(x, a, b, key)
-    for _ in range(min(WALKS, a * b - size)):
+    for _ in range(walks(size, a * b)):
+        if out.device.type == "cpu" and bool((out < size).all()):
+            break
         out = torch.where(out < size, out, _feistel(out, a, b, key))
     return out
+
+
+def walks(size: int, grid: int) -> int:
+    """Steps after which an entry is outside with probability 10^-20; at most what is outside."""
+    if grid == size:
+        return 0
+    return min(grid - size, math.ceil(math.log(1e-20) / math.log((grid - size) / grid)))
 
 
 def _feistel(x: Tensor, a: int, b: int, key: Tensor) -> Tensor:
