@@ -26,10 +26,12 @@ from gradwire.kernels import plan_triton as PL
 from gradwire.kernels.workspace_triton import counters
 def setp(**kw):
     for k,v in kw.items():
-        if k=="WARPS": K._launch._options["num_warps"]=v; K._launch._compiled.clear()
-        elif k=="REGS": K._launch._options["maxnreg"]=v; K._launch._compiled.clear()
+        if k=="WARPS": K._launch_topk._options["num_warps"]=v
+        elif k=="PW": K._launch_prune._options["num_warps"]=v
+        elif k=="PREGS": K._launch_prune._options["maxnreg"]=v
+        elif k=="BW": K._launch_bound._options["num_warps"]=v
         else: setattr(PL,k,v); setattr(K,k,v)
-    PL.plan.cache_clear(); K._launch._compiled.clear()
+    PL.plan.cache_clear(); [x._compiled.clear() for x in (K._launch_topk,K._launch_prune,K._launch_bound)]
 def sanity():
     for d,k in ((6_553_600,6554),(25_557_032,25557),(25_557_032,255570),(6_553_600,400000)):
         u=torch.randn(d,device=dev); g=K.group_size(d,k,dev)
@@ -47,7 +49,7 @@ def variants(size,density,VARS):
         calls=[lambda u=u,m=m: K.topk_triton(u,k,m,g) for u,m in zip(us,ms)]
         try:
             t=time.time(); r=prof(calls,20); i,_=calls[0]()
-            say(" topk",size,density,"G",g,v,{a:b for a,b in r.items() if "topk" in a},"ok",torch.equal(i,topk_torch(us[0],k)),"(%.1fs)"%(time.time()-t))
+            say(" topk",size,density,"G",g,v,r,"ok",torch.equal(i,topk_torch(us[0],k)),"(%.1fs)"%(time.time()-t))
         except Exception as e: say(" fail",v,repr(e)[:150])
 def steps(size,density=0.001):
     sets=Sets(size,dev)
@@ -67,9 +69,9 @@ def timed(size,density=0.001):
         Z.STAMPS=torch.zeros(2048*64,dtype=torch.int64,device=dev)
         Z.topk_triton(us[r%len(us)],k,ms[r%len(us)],g)
     torch.cuda.synchronize()
-    p=PL.plan(size,k,g,132); s=Z.STAMPS.view(-1,64)[:p.items].cpu()
+    p=PL.plan(size,k,g,132); say({i:None for i in ()} or '',end='') if 0 else None; s=Z.STAMPS.view(-1,64)[:p.items].cpu()
     t0=s[:,0][s[:,0]>0].min().item()
-    names=[(0,"start"),(8,"p0 go"),(1,"cleared"),(2,"bound"),(3,"compact"),(4,"gather"),(9,"p0 end"),(16,"p1 go"),(18,"find"),(17,"p1 end"),(24,"p2 go"),(26,"find"),(25,"p2 end")]
+    names=[(0,"start"),(8,"p0 go"),(1,"cleared"),(2,"bound"),(9,"p0 end"),(16,"p1 go"),(18,"find"),(17,"p1 end"),(24,"p2 go"),(26,"find"),(25,"p2 end")]
     say("timed",size,density,p); say("   "," ".join(f"{n}:{((s[:,c]-t0).float()).min().item()/1e3:.1f}/{((s[:,c]-t0).float()).median().item()/1e3:.1f}/{((s[:,c]-t0).float()).max().item()/1e3:.1f}" for c,n in names))
 def cpu(name,f,n=200):
     for _ in range(5): f()

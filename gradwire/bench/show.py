@@ -12,7 +12,7 @@ from gradwire.errors import ConfigError
 def as_table(rows: Sequence[Row]) -> Table:
     """One line a row, the machine above; narrow enough for 80 columns."""
     title = f"{rows[0].device}; {rows[0].versions}"
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     names = ("method", "size", "density", "k", "achieved", "ms", "p20", "p80", "GB/s", "ratio")
     for name in names:
         table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)

@@ -5,6 +5,7 @@ it, and after the first launch nothing is looked at: at bucket sizes that is hal
 """
 
 from collections.abc import Hashable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ class Launcher:
     def __init__(self, kernel, **options) -> None:
         self._kernel = kernel
         self._options = options
-        self._compiled: dict[Hashable, object] = {}
+        self._compiled: dict[Hashable, Any] = {}
 
     def __call__(self, grid: int, key: Hashable, on: Tensor, *args) -> None:
         """Launch `grid` programs on the current stream of the device of `on`."""
@@ -31,10 +32,14 @@ class Launcher:
             with torch.cuda.device(device):
                 return self(grid, key, on, *args)
         compiled = self._compiled.get((device, key))
-        if compiled is not None:
-            compiled[(grid, 1, 1)](*args, stream=driver.active.get_current_stream(device))
+        if compiled is None:
+            # Triton's interpreter returns None, and nothing is kept.
+            compiled = self._kernel[(grid,)](*args, **self._options)
+            if compiled is not None:
+                self._compiled[device, key] = compiled
             return
-        # What Triton's interpreter returns is None, and nothing is kept.
-        compiled = self._kernel[(grid,)](*args, **self._options)
-        if compiled is not None:
-            self._compiled[device, key] = compiled
+        stream = driver.active.get_current_stream(device)
+        # The three None are the hooks of a profiler, which nobody uses here.
+        compiled.run(
+            grid, 1, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *args
+        )

@@ -11,6 +11,8 @@ from gradwire.kernels.turns_triton import MAX_ITEMS
 WARPS = 16
 SAMPLE = 8192
 LISTS = 8
+ROWS = 4
+GATHER = 4
 ALONE = 4096
 """Maxima an item from which on phase 0 has launches of its own."""
 
@@ -80,8 +82,8 @@ def plan(size: int, k: int, group: int, processors: int) -> Plan:
     room = -(-room // parts) + 64
     # What is ruled in, a little more than k groups, should take a part one tile, or few.
     wanted = rank / min(n, SAMPLE) * n / parts * group
-    rows = 16 if begin else _rows(-(-n // parts))
-    gather = 16 if begin else _rows(int(1.2 * wanted))
+    rows = ROWS if begin else _rows(-(-n // parts))
+    gather = GATHER if begin else _rows(int(1.2 * wanted))
     return Plan(
         items=items,
         lists=lists,

@@ -31,5 +31,5 @@ def settle_triton(buffer: Tensor, indices: Tensor, values: Tensor, skipped: Tens
     count = indices.numel()
     aligned = (buffer.data_ptr() | indices.data_ptr() | values.data_ptr()) % 16
     key = (buffer.dtype, values.dtype, aligned)
-    grid = max(1, triton.cdiv(count, TILE))
+    grid = max(1, -(-count // TILE))
     _launch(grid, key, buffer, buffer, indices, values, skipped, count, buffer.numel() - 1, TILE)

@@ -35,7 +35,7 @@ from gradwire.kernels.turns_triton import (
     take,
     wait,
 )
-from gradwire.kernels.workspace_triton import counters
+from gradwire.kernels.workspace_triton import counters, scratch
 
 PHASES = tl.constexpr(10)
 BY_DIGITS = tl.constexpr(0)
@@ -198,17 +198,17 @@ def topk_triton(
         maxima = group_maxima(u, group) if group else None
     ruling = u if maxima is None else maxima
     p = plan(size, k, group if maxima is not None else 1, processors(device))
-    work, scratch = counters(device), torch.empty(p.words, dtype=torch.int32, device=device)
+    work, room = counters(device), scratch(p.words, device)
     # Slices may begin anywhere; everything else is an allocation of its own.
     key = (p.shape, u.dtype, u.data_ptr() % 16, ruling.data_ptr() % 16)
     if p.begin:
         _launch_bound(1, key, u, work, ruling, p.n, p.rank, p.crowd, SAMPLE)
         _launch_prune(
-            p.items * p.lists, key, u, work, u, ruling, scratch, size, p.n, p.share, p.room,
+            p.items * p.lists, key, u, work, u, ruling, room, size, p.n, p.share, p.room,
             p.spill, p.items * p.lists, p.group, p.rows, p.gather,
         )  # fmt: skip
     _launch_topk(
-        p.items, key, u, work, u, ruling, scratch, indices, values, size, k, p.n, p.rank, p.crowd,
+        p.items, key, u, work, u, ruling, room, indices, values, size, k, p.n, p.rank, p.crowd,
         p.share, p.room, p.spill, p.wide, p.items, p.lists, p.looks, p.group, SAMPLE, p.rows,
         p.gather, p.begin,
     )  # fmt: skip

@@ -8,6 +8,7 @@ from gradwire.kernels.turns_triton import WORDS
 
 FLAGS = 256
 _counters: dict[tuple[torch.device, int], Tensor] = {}
+_scratch: dict[tuple[torch.device, int], Tensor] = {}
 _flags: dict[tuple[torch.device, int], list[Tensor]] = {}
 
 
@@ -45,3 +46,14 @@ def flag(device: torch.device) -> Tensor:
     if not ready:
         ready = _flags[here] = list(torch.ones(FLAGS, dtype=torch.bool, device=device).unbind())
     return ready.pop()
+
+
+def scratch(words: int, device: torch.device) -> Tensor:
+    """At least that many int32, whatever they hold; the next launch on the stream may use them."""
+    if capturing(device):
+        return torch.empty(words, dtype=torch.int32, device=device)
+    here = _stream(device)
+    kept = _scratch.get(here)
+    if kept is None or kept.numel() < words:
+        kept = _scratch[here] = torch.empty(words, dtype=torch.int32, device=device)
+    return kept
