@@ -18,8 +18,8 @@ from gradwire.version import __version__
 
 PACKAGES = {
     "torch": "needed",
+    "numpy": "needed",
     "triton": "fast kernels on NVIDIA GPUs",
-    "numba": "fast kernels on CPUs",
     "typer": "this command line",
     "rich": "this command line",
     "matplotlib": "the curves in report.html",
