@@ -57,6 +57,26 @@ def test_replicas_are_bit_equal_after_200_steps(nccl, fields):
     assert stats["residual_norm"] > 0
 
 
+def test_gloo_ranks_with_cuda_tensors():
+    pool = Ranks(2)
+    try:
+        (first, stats), (second, _) = pool.run(2, steps, 20, {})
+    finally:
+        pool.close()
+    assert first == second
+    assert stats["bytes_sent"] < stats["bytes_dense"] / 50
+
+
+@pytest.mark.parametrize("exchange", ["union", "gtopk", "dense", "dense-bf16"])
+def test_every_exchange(nccl, exchange):
+    fields = {"exchange": exchange}
+    if exchange == "gtopk":
+        fields |= {"values": "int8", "indices": "packed"}
+    (first, stats), (second, _) = nccl.run(2, steps, 30, fields)
+    assert first == second
+    assert stats["steps"] == 30
+
+
 def broken(rank, folder, resume):
     """20 steps, a checkpoint, 20 more; or the last 20 from the checkpoint, in a new model."""
     ddp, wire = wrapped(**({"bundle_mb": 25.0} if resume else {}))

@@ -13,7 +13,7 @@ from gradwire.kernels.topk import group_size
 from gradwire.kernels.topk_torch import topk_torch
 from gradwire.kernels.plan_triton import SAMPLE, plan, processors
 from gradwire.kernels.turns_triton import DIGITS, HEADER
-from gradwire.kernels.workspace_triton import counters
+from gradwire.kernels.workspace_triton import workspace
 from tests.kernels.test_topk import KINDS, vector
 
 
@@ -21,7 +21,7 @@ def run(u, k, group):
     """Indices and values, checked; the way they were found: by bins, with zeros, by digits."""
     u = u.to(DEVICE)
     maxima = group_maxima(u, group) if group else None
-    words = counters(u.device)
+    words = workspace(0, u.device)[0]
     words[HEADER.value + 2] = -1
     indices, values = kernel.topk_triton(u, k, maxima, group)
     expected = topk_torch(u, k)
