@@ -44,6 +44,8 @@ def average(
             sparse = compress(bundle.u, choice.k, bundle.memory, scan, **config.options)
     with stage("encode"):
         message = encode(sparse, scan.finite, config.encoding, bundle.size)
+        if sparse is not None and config.values != "fp32":
+            bundle.count_rounding(sparse.values, message.delivered.values)
     outcome = EXCHANGES[choice.exchange].run(message, bundle.u, group)
     with stage("decode"):
         update, ok, loss = finish(outcome.update, outcome.ok, bundle.dtype, scale)

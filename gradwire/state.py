@@ -1,6 +1,7 @@
 """Everything one rank remembers, and its side of every step."""
 
 import logging
+import math
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from gradwire.cluster.group import Group
 from gradwire.config import Config, configure
 from gradwire.errors import StateError, unknown
 from gradwire.kernels.scan import Piece
+from gradwire.names import parameter_names
 from gradwire.stages import Clock, timed_by
 from gradwire.stats import Stats
 from gradwire.types import Slot
@@ -215,12 +217,17 @@ class State:
             bytes_dense=self._counts["bytes_dense"],
             achieved_density=sent / max(1, self._counts["entries"]),
             residual_norm=norm,
+            value_error_db=self._value_error_db(),
             skipped=int(self._skips) + int(skipped),
             bundles=len(self.bundles),
             memory_bytes=self.memory_bytes,
             dense={k[6:]: n for k, n in self._counts.items() if k.startswith("dense:")},
             seconds=self.clock.seconds(),
         )
+
+    def _value_error_db(self) -> float | None:
+        whole, lost = torch.stack([b.energy for b in self.bundles]).sum(0).tolist()
+        return 10 * math.log10(lost / whole) if lost else None
 
     def _watch(self, norm: float) -> None:
         """Warn once when the residual grew at each of the last ten looks, tenfold in all."""
@@ -244,16 +251,3 @@ class State:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken, by the same rank of a run of the same size."""
         checkpoint.load_state_dict(self, state)
-
-
-def parameter_names(model: nn.Module) -> dict[int, str]:
-    """id(parameter) -> name without what wrappers put into it; those that need gradients."""
-    while isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
-        model = inner
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        model = model.module
-    return {
-        id(parameter): ".".join(p for p in name.split(".") if p != "_orig_mod")
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad
-    }

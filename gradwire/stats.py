@@ -12,8 +12,10 @@ class Stats:
     bytes_sent: what left this rank, padding included. bytes_dense: what a ring all-reduce of the
     same gradients would have sent, 2 (P - 1) / P of their bytes. achieved_density: entries sent
     over entries there were. seconds: time per stage; on Gloo it overlaps with the backward pass.
-    skipped: steps that the optimiser did not take. dense: why bundles were sent whole, and how
-    often. bundles, memory_bytes: how the model was cut, and what that holds in memory.
+    value_error_db: energy that rounding the values took from the messages, relative to theirs, in
+    decibels; None where nothing was rounded. skipped: steps that the optimiser did not take.
+    dense: why bundles were sent whole, and how often. bundles, memory_bytes: how the model was cut,
+    and what that holds in memory.
     """
 
     steps: int
@@ -22,6 +24,7 @@ class Stats:
     bytes_dense: int
     achieved_density: float
     residual_norm: float
+    value_error_db: float | None = None
     skipped: int = 0
     bundles: int = 0
     memory_bytes: int = 0

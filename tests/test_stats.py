@@ -23,6 +23,20 @@ def test_stats_are_plain_json():
     assert stats["memory_bytes"] >= 4000
 
 
+def test_rounding_of_values_in_decibels():
+    g = [torch.randn(20000), torch.randn(20000)]
+    errors = {}
+    for values in ("fp32", "fp16", "bf16", "int8", "int4"):
+        cluster = gradwire.VirtualCluster(2, density=0.1, values=values)
+        cluster.average(g)
+        errors[values] = cluster.stats().value_error_db
+    assert errors.pop("fp32") is None
+    assert list(errors.values()) == sorted(errors.values()), errors
+    sent = gradwire.compress(g[0], density=0.1).values
+    lost = (sent - sent.bfloat16().float()).square().sum() / sent.square().sum()
+    assert errors["bf16"] == pytest.approx(float(10 * lost.log10()), abs=1e-3)
+
+
 def looks(growth):
     cluster = gradwire.VirtualCluster(1, density=0.001)
     with warnings.catch_warnings(record=True) as caught:

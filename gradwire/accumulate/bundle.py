@@ -35,6 +35,7 @@ class Bundle:
         self.held: list[tuple[int, Tensor]] = []
         self.u = self.buffer[: self.size]
         """gradient + residual, the spare entry left out."""
+        self.energy = torch.zeros(2, dtype=torch.float64, device=device)
         self._maxima = torch.zeros(self.size // 16, device=device)
         self._views: dict[int, Tensor] = {}
 
@@ -76,6 +77,11 @@ class Bundle:
             part = self.buffer[slot.offset : slot.offset + slot.numel]
             self.held.append((slot.offset, part.clone()))
             part.zero_()
+
+    def count_rounding(self, values: Tensor, seen: Tensor) -> None:
+        """Add up the energy of values and of what receivers do not see of it."""
+        energies = [values.double().square().sum(), (values - seen).double().square().sum()]
+        self.energy += torch.stack(energies)
 
     def settle(self, skipped: Tensor) -> None:
         """residual = u - delivered + rounding loss; with `skipped` (0-d bool) it stays u."""
