@@ -36,8 +36,7 @@ class Bundle:
         self.u = self.buffer[: self.size]
         """gradient + residual, the spare entry left out."""
         self.energy = torch.zeros(2, dtype=torch.float64, device=device)
-        self._maxima = torch.zeros(self.size // 16, device=device)
-        self._views: dict[int, Tensor] = {}
+        self._maxima = torch.zeros(0, device=device)
 
     @property
     def nbytes(self) -> int:
@@ -68,9 +67,10 @@ class Bundle:
         return Scan(finite, maxima, group)
 
     def _maxima_of(self, group: int) -> Tensor:
-        if group not in self._views:
-            self._views[group] = self._maxima[: self.size // group]
-        return self._views[group]
+        """Made when first needed: only then is the size of a group known."""
+        if self._maxima.numel() != self.size // group:
+            self._maxima = torch.zeros(self.size // group, device=self.buffer.device)
+        return self._maxima
 
     def _withhold(self, unused: Sequence[Slot]) -> None:
         for slot in unused:

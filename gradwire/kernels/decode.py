@@ -1,5 +1,8 @@
 """decode: the messages of all ranks -> their mean, the same bits everywhere."""
 
+import functools
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -23,9 +26,14 @@ def decode(
     Added from zero rank by rank, each value divided by the number of ranks; an index outside
     0..size-1 is passed over. When not ok (0-d bool) the mean is NaN everywhere.
     """
-    op = decode_torch
-    if uses_triton(gathered.device):
+    version = _version(gathered.device)
+    return version(gathered, own, size, capacity, values, common)
+
+
+@functools.cache
+def _version(device: torch.device) -> Callable[..., tuple[Tensor, Tensor]]:
+    if uses_triton(device):
         from gradwire.kernels.decode_triton import decode_triton
 
-        op = decode_triton
-    return op(gathered, own, size, capacity, values, common)
+        return decode_triton
+    return decode_torch

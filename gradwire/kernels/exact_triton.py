@@ -5,35 +5,60 @@ import triton.language as tl
 
 from gradwire.kernels.order_triton import cells, order
 from gradwire.kernels.scan_triton import magnitude
-from gradwire.kernels.turns_triton import DIGITS, FINE, PASSES, look_back, striped
+from gradwire.kernels.turns_triton import COARSE, DIGITS, FINE, PASSES, look_back
 
 
 @triton.jit
-def find(bins, count, k, CHUNK: tl.constexpr, STRIPED: tl.constexpr):
+def _crossing(counts, over, k):
+    """Where in ascending bins the k-th largest is, and how many lie above; 0, 0 where nowhere."""
+    reach = over + tl.cumsum(counts, axis=0, reverse=True)
+    here = (reach >= k) & (reach - counts < k)
+    i = tl.arange(0, counts.shape[0]).to(tl.int64)
+    hit = tl.sum(tl.where(here, (i << 32) + (reach - counts).to(tl.int64), 0))
+    return (hit >> 32).to(tl.int32), hit.to(tl.int32), tl.max(reach, axis=0)
+
+
+@triton.jit
+def _inside(counts, over, k, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The same for bins in rows: the row first, then the bin in it."""
+    row, above, reach = _crossing(tl.sum(counts, axis=1), over, k)
+    line = tl.sum(tl.where(tl.arange(0, ROWS)[:, None] == row, counts, 0), axis=0)
+    column, above, _ = _crossing(line, above, k)
+    return row * COLUMNS + column, above, reach
+
+
+@triton.jit
+def find(bins, count, k, SIDE: tl.constexpr):
     """The bin, of `count`, that holds the k-th largest, and how many are in those above it."""
-    hit = tl.zeros([], tl.int64)
+    cell = tl.arange(0, SIDE)[:, None] * SIDE + tl.arange(0, SIDE)[None, :]
+    where = 0
+    above = 0
     over = 0
-    i = tl.arange(0, CHUNK)
-    start = count
+    start = tl.cdiv(count, SIDE * SIDE) * SIDE * SIDE
     while (start > 0) & (over < k):
-        start -= CHUNK
-        at = start + i
-        if STRIPED:
-            at = striped(at)
-        counts = tl.load(bins + at, cache_modifier=".cg")
-        reach = over + tl.cumsum(counts, axis=0, reverse=True)
-        here = (reach >= k) & (reach - counts < k)
-        both = ((start + i).to(tl.int64) << 32) + (reach - counts).to(tl.int64)
-        hit += tl.sum(tl.where(here, both, 0))
-        over = tl.max(reach, axis=0)
-    return (hit >> 32).to(tl.int32), hit.to(tl.int32)
+        start -= SIDE * SIDE
+        there = bins + start + cell
+        counts = tl.load(there, mask=start + cell < count, other=0, cache_modifier=".cg")
+        at, above, over = _inside(counts, over, k, SIDE, SIDE)
+        where = start + at
+    return where, above
+
+
+@triton.jit
+def find_coarse(work, k):
+    """The same among the coarse bins; bin b is word b / 64 of line b % 64."""
+    word = tl.arange(0, 32)[:, None]
+    line = tl.arange(0, 64)[None, :]
+    counts = tl.load(work + COARSE + line * 32 + word, cache_modifier=".cg")
+    bin, above, _ = _inside(counts, 0, k, 32, 64)
+    return bin, above
 
 
 @triton.jit
 def lists_of(meta, first, LISTS: tl.constexpr):
-    """How an item's lists of candidates are read: rounds, bits of a list's width in a tile, widest.
+    """How an item's lists of candidates are read in tiles of 2048: rounds, bits, widest list.
 
-    All lists side by side in one tile of 2048 where they fit, otherwise one list after the other.
+    A round reads as many lists side by side as fit, each in 2^bits cells of the tile.
     """
     tl.static_assert(LISTS == 1 or LISTS == 8)
     if LISTS == 1:
@@ -41,8 +66,10 @@ def lists_of(meta, first, LISTS: tl.constexpr):
     else:
         each = first + tl.arange(0, LISTS)
         widest = tl.max(tl.load(meta + 2 * each + 1, cache_modifier=".cg"), axis=0)
-        fits = widest <= 2048 // LISTS
-        return tl.where(fits, 1, LISTS), tl.where(fits, 8, 11), widest
+        bits = 8
+        while (widest > (1 << bits)) & (bits < 11):
+            bits += 1
+        return LISTS >> (11 - bits), bits, widest
 
 
 @triton.jit
@@ -63,15 +90,24 @@ def candidates(cand, meta, first, e, start, bits):
 def narrow(work, cand, meta, first, t, shift, bin, LISTS: tl.constexpr):
     """Counts the candidates of one coarse bin by their last `shift` bits."""
     rounds, bits, widest = lists_of(meta, first, LISTS)
+    side = 2048 >> bits
     e = tl.arange(0, 2048)
     for r in range(rounds):
         for start in range(0, widest, 1 << bits):
-            raw, _, real = candidates(cand, meta, first + r, e, start, bits)
+            raw, _, real = candidates(cand, meta, first + r * side, e, start, bits)
             above = (raw & 0x7FFFFFFF) - t
             low = above & ((1 << shift) - 1)
             ones = tl.full([2048], 1, tl.int32)
             mask = real & ((above >> shift) == bin)
             tl.atomic_add(work + FINE + low, ones, mask=mask, sem="relaxed")
+
+
+@triton.jit
+def _tally(size, edge):
+    """How many of a tile are above the edge, and how many equal it."""
+    both = (size > edge).to(tl.int32) + ((size == edge).to(tl.int32) << 16)
+    both = tl.sum(tl.sum(tl.sum(both, axis=2), axis=1), axis=0)
+    return both & 0xFFFF, both >> 16
 
 
 @triton.jit
@@ -101,24 +137,25 @@ def emit(
 ):  # fmt: skip
     """Writes this item's winners among its candidates."""
     rounds, bits, widest = lists_of(meta, first, LISTS)
-    more = 0
-    ties = 0
-    flat = tl.arange(0, 2048)
+    e = cells(16, need)
+    side = 2048 >> bits
+    # The first tile, mostly the only one, stays in registers from one pass to the next.
+    raw, index, real = candidates(cand, meta, first, e, 0, bits)
+    size = tl.where(real, raw & 0x7FFFFFFF, -1)
+    more, ties = _tally(size, edge)
     for r in range(rounds):
-        for start in range(0, widest, 1 << bits):
-            raw, _, real = candidates(cand, meta, first + r, flat, start, bits)
-            size = tl.where(real, raw & 0x7FFFFFFF, -1)
-            # Two counts in one sum.
-            both = tl.sum((size > edge).to(tl.int32) + ((size == edge).to(tl.int32) << 16))
-            more += both & 0xFFFF
-            ties += both >> 16
+        for start in range(tl.where(r == 0, 1 << bits, 0), widest, 1 << bits):
+            also, _, there = candidates(cand, meta, first + r * side, e, start, bits)
+            a, b = _tally(tl.where(there, also & 0x7FFFFFFF, -1), edge)
+            more += a
+            ties += b
     more, ties = look_back(work, item, more, ties, LOOKS)
     base = more + tl.minimum(ties, need)
     left = tl.maximum(need - ties, 0)
-    e = cells(16, need)
+    base, left = _write(indices, values, raw, index, size, edge, left, base, 16)
     for r in range(rounds):
-        for start in range(0, widest, 1 << bits):
-            raw, index, real = candidates(cand, meta, first + r, e, start, bits)
+        for start in range(tl.where(r == 0, 1 << bits, 0), widest, 1 << bits):
+            raw, index, real = candidates(cand, meta, first + r * side, e, start, bits)
             size = tl.where(real, raw & 0x7FFFFFFF, -1)
             base, left = _write(indices, values, raw, index, size, edge, left, base, 16)
 
@@ -131,14 +168,14 @@ def edge_of(work, k, passes):
     """The leading bits of the k-th magnitude after that many passes, and what k is among them."""
     prefix = passes * 0
     for p in range(passes):
-        digit, above = find(work + DIGITS + p * 16, 16, k, 16, False)
+        digit, above = find(work + DIGITS + p * 16, 16, k, 4)
         prefix = (prefix << 4) + digit
         k -= above
     return prefix, k
 
 
 @triton.jit
-def _tally(bins, counts, HIGH: tl.constexpr):
+def _collect(bins, counts, HIGH: tl.constexpr):
     """Adds the eight byte-wide counters of every thread to their bins."""
     for f in tl.static_range(8):
         tl.atomic_add(bins + HIGH + f, tl.sum(((counts >> (8 * f)) & 255).to(tl.int32)))
@@ -163,8 +200,8 @@ def count_digits(work, u, first, last, k, p, TILE: tl.constexpr):
             one = same.to(tl.int64) << ((digit & 7) * 8).to(tl.int64)
             low += tl.where(digit < 8, one, 0)
             high += tl.where(digit < 8, 0, one)
-        _tally(work + DIGITS + p * 16, low, 0)
-        _tally(work + DIGITS + p * 16, high, 8)
+        _collect(work + DIGITS + p * 16, low, 0)
+        _collect(work + DIGITS + p * 16, high, 8)
 
 
 @triton.jit

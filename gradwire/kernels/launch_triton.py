@@ -20,15 +20,15 @@ class Launcher:
     kernel's do_not_specialize.
     """
 
-    def __init__(self, kernel, **options) -> None:
+    def __init__(self, kernel: Any, **options: Any) -> None:
         self._kernel = kernel
         self._options = options
         self._compiled: dict[Hashable, Any] = {}
 
-    def __call__(self, grid: int, key: Hashable, on: Tensor, *args) -> None:
+    def __call__(self, grid: int, key: Hashable, on: Tensor, *args: Any) -> None:
         """Launch `grid` programs on the current stream of the device of `on`."""
-        device = on.device.index
-        if device is not None and device != torch.cuda.current_device():
+        device = on.get_device()
+        if device >= 0 and device != torch.cuda.current_device():
             with torch.cuda.device(device):
                 return self(grid, key, on, *args)
         compiled = self._compiled.get((device, key))

@@ -1,7 +1,9 @@
 """momentum: the scan with momentum correction."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 from gradwire.kernels.backend import uses_triton
@@ -26,9 +28,14 @@ def momentum(
     both as they were.
     Moves 20 bytes an entry for fp32 gradients.
     """
-    op = momentum_torch
-    if uses_triton(residual.device):
+    version = _version(residual.device)
+    return version(residual, velocity, pieces, maxima, group, factor, unscale)
+
+
+@functools.cache
+def _version(device: torch.device) -> Callable[..., Tensor]:
+    if uses_triton(device):
         from gradwire.kernels.momentum_triton import momentum_triton
 
-        op = momentum_triton
-    return op(residual, velocity, pieces, maxima, group, factor, unscale)
+        return momentum_triton
+    return momentum_torch

@@ -1,5 +1,8 @@
 """pack: the chosen entries -> the bytes of a message."""
 
+import functools
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -20,9 +23,13 @@ def pack(
     After the header of 32 bytes come the int32 indices, unless they are None, then the values as
     `dtype`, cut at its largest number, then the template's zeros.
     """
-    op = pack_torch
-    if uses_triton(template.device):
+    return _version(template.device)(template, indices, values, count, finite, dtype)
+
+
+@functools.cache
+def _version(device: torch.device) -> Callable[..., Tensor]:
+    if uses_triton(device):
         from gradwire.kernels.pack_triton import pack_triton
 
-        op = pack_triton
-    return op(template, indices, values, count, finite, dtype)
+        return pack_triton
+    return pack_torch

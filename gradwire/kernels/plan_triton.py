@@ -1,4 +1,4 @@
-"""How topk's one launch is cut up: by size, by k, by the number of multiprocessors."""
+"""How topk's launches are cut up: by size, by k, by the number of multiprocessors."""
 
 import functools
 import math
@@ -8,12 +8,9 @@ import torch
 
 from gradwire.kernels.turns_triton import MAX_ITEMS
 
-WARPS = 16
-SAMPLE = 8192
+WARPS = 8
 LISTS = 8
-ROWS = 4
-GATHER = 4
-ALONE = 4096
+ALONE = 8192
 """Maxima an item from which on phase 0 has launches of its own."""
 
 
@@ -23,11 +20,12 @@ class Plan:
 
     items: programs of the last launch, and parts of the work in each of its phases. lists: parts of
     phase 0 an item. begin: 0 when phase 0 is part of the last launch, 1 when launches of their own
-    do it. n: maxima, or entries where there are none. rank: how many of the sample must reach the
-    bound. crowd: more than that many means ties; below zero no bound is looked for. rows, gather:
-    tiles of the two steps of phase 0, in rows of 128. share: tiles of maxima a part. room:
-    candidates a part keeps. spill: candidates in common. wide: tiles of 4096 entries an item, in
-    the slower path. words: int32 of scratch.
+    do it. n: maxima, or entries where there are none. sample: how many of them the bound is taken
+    from. rank: how many of those must reach it. crowd: more than that many means ties; below zero
+    no bound is looked for. rows, gather: tiles of the two steps of phase 0, in rows of 128. share:
+    tiles of maxima a part. room: candidates a part keeps. spill: candidates in common. whole: no
+    group is cut short. wide: tiles of 4096 entries an item, in the slower path. words: int32 of
+    scratch.
     """
 
     items: int
@@ -35,6 +33,7 @@ class Plan:
     begin: int
     group: int
     n: int
+    sample: int
     rank: int
     crowd: int
     rows: int
@@ -42,6 +41,7 @@ class Plan:
     share: int
     room: int
     spill: int
+    whole: bool
     wide: int
     words: int
 
@@ -53,7 +53,7 @@ class Plan:
     @functools.cached_property
     def shape(self) -> tuple[int, ...]:
         """What the compiled kernels depend on."""
-        return self.items, self.lists, self.begin, self.group, self.rows, self.gather
+        return self.items, self.lists, self.begin, self.group, self.rows, self.gather, self.whole
 
 
 @functools.lru_cache(maxsize=512)
@@ -67,29 +67,29 @@ def plan(size: int, k: int, group: int, processors: int) -> Plan:
     begin = int(n > items * ALONE)
     lists = LISTS if begin else 1
     parts = items * lists
+    rows, gather, sample = (4, 8, 8192) if begin else (16, 32, 4096)
     rank = k
-    if n > SAMPLE:
-        expected = k * SAMPLE / n
+    if n > sample:
+        expected = k * sample / n
         rank = math.ceil(expected + 4 * math.sqrt(expected) + 4)
     # Above a quarter, or with less than a group for an entry, no bound helps.
-    hopeless = rank >= min(n, SAMPLE) or 4 * k > size
+    hopeless = rank >= min(n, sample) or 4 * k > size
     if hopeless:
         room, spill = 0, 0
     elif group == 1:
         room, spill = k + k // 2, k // 2
     else:
         room, spill = (n, 4 * k) if group >= 32 else (2 * k, 2 * k)
+    # A little more room for each, out of what is common.
+    spill = max(spill // 2, spill - 64 * parts)
     room = -(-room // parts) + 64
-    # What is ruled in, a little more than k groups, should take a part one tile, or few.
-    wanted = rank / min(n, SAMPLE) * n / parts * group
-    rows = ROWS if begin else _rows(-(-n // parts))
-    gather = GATHER if begin else _rows(int(1.2 * wanted))
     return Plan(
         items=items,
         lists=lists,
         begin=begin,
         group=group,
         n=n,
+        sample=sample,
         rank=rank,
         crowd=-1 if hopeless else 2 * rank + 64,
         rows=rows,
@@ -97,14 +97,10 @@ def plan(size: int, k: int, group: int, processors: int) -> Plan:
         share=-(-n // (parts * rows * 128)),
         room=room,
         spill=spill,
+        whole=size % group == 0,
         wide=-(-size // (items * 4096)),
         words=2 * parts + 2 * (parts * room + spill) + (n if group > 1 else 0),
     )
-
-
-def _rows(entries: int) -> int:
-    """16, 32 or 64: the smallest that holds `entries` in one tile, or the largest."""
-    return next((rows for rows in (16, 32) if rows * 128 >= entries), 64)
 
 
 @functools.cache

@@ -114,24 +114,41 @@ def _deposit(work, cand, t, shift, raw, index, place, counted, limit):
 @triton.jit
 def gather(
     work, u, size, ids, groups, t, shift, cand, counted, limit,
-    GROUP: tl.constexpr, ROWS: tl.constexpr,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """How many entries of the named groups reach t; the first `limit` of them are kept.
 
-    Moves 4 * GROUP bytes a group, 8 a candidate.
+    Nearly every such group holds one such entry: the first of each is taken from all groups at
+    once, then the second. WHOLE: size is a multiple of GROUP. Moves 4 * GROUP bytes a group and 8
+    a candidate.
     """
+    STEP: tl.constexpr = 128 * ROWS // GROUP
     found = 0
-    e = cells(ROWS, size)
-    for start in range(0, groups, 128 * ROWS // GROUP):
-        slot = start + e // GROUP
-        index = tl.load(ids + slot, mask=slot < groups, other=0) * GROUP + e % GROUP
-        # The last group's entries may lie past the end, but not past 2^31 - 1.
-        inside = (slot < groups) & (index < size)
+    row = tl.arange(0, STEP)
+    lane = tl.arange(0, GROUP)[None, :]
+    for start in range(0, groups, STEP):
+        named = start + row < groups
+        first = tl.load(ids + start + row, mask=named, other=0) * GROUP
+        index = first[:, None] + lane
+        inside = named[:, None]
+        if not WHOLE:
+            # The last group's entries may lie past the end, but not past 2^31 - 1.
+            inside &= index < size
         x = tl.load(u + index, mask=inside, other=0).to(tl.float32)
         raw = x.to(tl.int32, bitcast=True)
-        place, more = order(((raw & 0x7FFFFFFF) >= t).to(tl.int32), ROWS)
-        _deposit(work, cand, t, shift, raw, index, found + place, counted, limit)
-        found += more
+        left = tl.where((raw & 0x7FFFFFFF) >= t, lane, GROUP)
+        each = tl.sum((left < GROUP).to(tl.int32), axis=1)
+        place = found + tl.cumsum(each, axis=0) - each
+        for _ in range(tl.max(each, axis=0)):
+            next = tl.min(left, axis=1)
+            here = lane == next[:, None]
+            # Read again, from the nearest cache: cheaper than picking it out of the row.
+            value = tl.load(u + first + next, mask=next < GROUP, other=0).to(tl.float32)
+            bits = value.to(tl.int32, bitcast=True)
+            _deposit(work, cand, t, shift, bits, first + next, place, counted, limit)
+            left = tl.where(here, GROUP, left)
+            place += 1
+        found += tl.sum(each)
     return found
 
 
@@ -154,6 +171,7 @@ def gather_all(work, u, first, last, t, shift, cand, counted, limit, ROWS: tl.co
 def prune(
     work, u, maxima, ids, cand, meta, size, n, t, shift, share, room, spill, part,
     PARTS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, GATHER: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):  # fmt: skip
     """One part's candidates, into its own room or, when that is full, the common spill."""
     found = 0
@@ -172,7 +190,7 @@ def prune(
             if GROUP > 1:
                 found = gather(
                     work, u, size, ids + first, groups, t, shift, cand + base, counted, limit,
-                    GROUP, GATHER,
+                    GROUP, GATHER, WHOLE,
                 )  # fmt: skip
             else:
                 found = gather_all(

@@ -1,6 +1,7 @@
 """scan: residual += gradient, in place, with the maximum of every group on the way."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -29,10 +30,14 @@ def scan(
     in. A bf16 residual forgets what rounding u takes away.
     Moves 12 bytes an entry for fp32 gradients.
     """
-    if uses_triton(residual.device):
+    version = _version(residual.device, residual.dtype)
+    return version(residual, pieces, maxima, group, unscale)
+
+
+@functools.cache
+def _version(device: torch.device, dtype: torch.dtype) -> Callable[..., Tensor]:
+    if uses_triton(device):
         from gradwire.kernels.scan_triton import scan_triton
 
-        return scan_triton(residual, pieces, maxima, group, unscale)
-    plain = residual.device.type == "cpu" and residual.dtype == torch.float32
-    op = scan_cpu if plain else scan_torch
-    return op(residual, pieces, maxima, group, unscale)
+        return scan_triton
+    return scan_cpu if device.type == "cpu" and dtype == torch.float32 else scan_torch

@@ -1,5 +1,9 @@
 """settle: what was delivered leaves the residual."""
 
+import functools
+from collections.abc import Callable
+
+import torch
 from torch import Tensor
 
 from gradwire.kernels.backend import uses_triton
@@ -12,9 +16,13 @@ def settle(buffer: Tensor, indices: Tensor, values: Tensor, skipped: Tensor) -> 
     Indices are unique but for the padding, which points at the spare last entry of `buffer`; that
     entry is zero afterwards.
     """
-    if uses_triton(buffer.device):
+    _version(buffer.device)(buffer, indices, values, skipped)
+
+
+@functools.cache
+def _version(device: torch.device) -> Callable[..., None]:
+    if uses_triton(device):
         from gradwire.kernels.settle_triton import settle_triton
 
-        settle_triton(buffer, indices, values, skipped)
-    else:
-        settle_torch(buffer, indices, values, skipped)
+        return settle_triton
+    return settle_torch

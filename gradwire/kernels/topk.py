@@ -1,5 +1,8 @@
 """topk: the indices of the k largest magnitudes, exactly."""
 
+import functools
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -21,13 +24,24 @@ def select(
     u: Tensor, k: int, maxima: Tensor | None = None, group: int = 0
 ) -> tuple[Tensor, Tensor]:
     """The indices of `topk`, and the entries of u there."""
-    if uses_triton(u.device):
+    return _version(u.device)(u, k, maxima, group)
+
+
+@functools.cache
+def _version(device: torch.device) -> Callable[..., tuple[Tensor, Tensor]]:
+    if uses_triton(device):
         from gradwire.kernels.topk_triton import topk_triton
 
-        return topk_triton(u, k, maxima, group)
-    op = topk_cpu if u.device.type == "cpu" else topk_torch
-    indices = op(u, k, maxima, group)
-    return indices, u[indices]
+        return topk_triton
+    return _with_values(topk_cpu if device.type == "cpu" else topk_torch)
+
+
+def _with_values(version: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
+    def both(u: Tensor, k: int, maxima: Tensor | None, group: int) -> tuple[Tensor, Tensor]:
+        indices = version(u, k, maxima, group)
+        return indices, u[indices]
+
+    return both
 
 
 def group_size(size: int, k: int, device: torch.device = torch.device("cpu")) -> int:

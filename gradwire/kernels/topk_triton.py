@@ -1,6 +1,7 @@
-"""topk on CUDA: one launch, no host sync, exactly k entries in order.
+"""topk on CUDA: few launches, no host sync, exactly k entries in order.
 
-Phase 0: a bound from a sample of the group maxima, the groups that reach it, their entries that do.
+Phase 0: a bound from a sample of the group maxima, the groups that reach it, their entries that do
+(launches of their own for large vectors, otherwise all phases are one launch).
 Phase 1: the coarse bin of the k-th magnitude; its candidates counted by their last bits.
 Phase 2: the k-th magnitude exactly; winners to their places, ties to the smaller index.
 When fewer than k entries are not zero, phase 2 takes the rest from the zeros. When the candidates
@@ -13,9 +14,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.kernels.exact_triton import count_digits, edge_of, emit, emit_all, find, narrow
+from gradwire.kernels.exact_triton import (
+    count_digits,
+    edge_of,
+    emit,
+    emit_all,
+    find,
+    find_coarse,
+    narrow,
+)
 from gradwire.kernels.launch_triton import Launcher
-from gradwire.kernels.plan_triton import SAMPLE, WARPS, plan, processors
+from gradwire.kernels.plan_triton import WARPS, plan, processors
 from gradwire.kernels.prune_triton import aim, prune
 from gradwire.kernels.scan_triton import group_maxima
 from gradwire.kernels.topk import group_size
@@ -35,7 +44,7 @@ from gradwire.kernels.turns_triton import (
     take,
     wait,
 )
-from gradwire.kernels.workspace_triton import counters, scratch
+from gradwire.kernels.workspace_triton import workspace
 
 PHASES = tl.constexpr(10)
 BY_DIGITS = tl.constexpr(0)
@@ -58,6 +67,7 @@ def _bound(work, maxima, n, rank, crowd, SAMPLE: tl.constexpr):
 def _prune(
     work, u, maxima, scratch, size, n, share, room, spill,
     PARTS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, GATHER: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):  # fmt: skip
     """The candidates of one part: for large vectors, whose many parts hide each other's waits."""
     cap = PARTS * room + spill
@@ -67,7 +77,7 @@ def _prune(
     shift = tl.load(work + HEADER + 1)
     prune(
         work, u, maxima, ids, cand, scratch, size, n, t, shift, share, room, spill,
-        tl.program_id(0), PARTS, GROUP, ROWS, GATHER,
+        tl.program_id(0), PARTS, GROUP, ROWS, GATHER, WHOLE,
     )  # fmt: skip
 
 
@@ -75,7 +85,7 @@ def _prune(
 def _first(
     work, u, maxima, scratch, size, n, rank, crowd, share, room, spill, item,
     ITEMS: tl.constexpr, GROUP: tl.constexpr, SAMPLE: tl.constexpr, ROWS: tl.constexpr,
-    GATHER: tl.constexpr,
+    GATHER: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Phase 0: both of these in one, for vectors where launches would cost more."""
     clear(work + DIGITS, CLEARED, item, ITEMS, 512)
@@ -86,7 +96,7 @@ def _first(
     ids = scratch + 2 * ITEMS + cap + cap
     prune(
         work, u, maxima, ids, cand, scratch, size, n, t, shift, share, room, spill,
-        item, ITEMS, GROUP, ROWS, GATHER,
+        item, ITEMS, GROUP, ROWS, GATHER, WHOLE,
     )  # fmt: skip
     tl.store(work + HEADER, t)
     tl.store(work + HEADER + 1, shift)
@@ -95,7 +105,7 @@ def _first(
 @triton.jit
 def _way(work, k, spill):
     """Phase 1: how the k-th magnitude is found, its coarse bin, and how many lie above that."""
-    bin, above = find(work, COARSE_BINS, k, COARSE_BINS, True)
+    bin, above = find_coarse(work, k)
     total = tl.load(work + TOTAL, cache_modifier=".cg")
     fits = tl.load(work + SPILLED, cache_modifier=".cg") <= spill
     zeros = fits & (total < k) & (tl.load(work + HEADER, cache_modifier=".cg") == 1)
@@ -114,7 +124,7 @@ def _last(
     """Phase 2: the k-th magnitude, and this item's winners."""
     bin = tl.load(work + HEADER + 3, cache_modifier=".cg")
     above = tl.load(work + HEADER + 4, cache_modifier=".cg")
-    low, more = find(work + FINE, 1 << shift, k - above, 1024, False)
+    low, more = find(work + FINE, 1 << shift, k - above, 64)
     edge = t + (bin << shift) + low
     need = k - above - more
     emit(work, cand, meta, item * LISTS, edge, need, indices, values, item, LISTS, LOOKS)
@@ -125,7 +135,8 @@ def _topk(
     work, u_at, maxima_at, scratch_at, indices, values,
     size, k, n, rank, crowd, share, room, spill, wide,
     ITEMS: tl.constexpr, LISTS: tl.constexpr, LOOKS: tl.constexpr, GROUP: tl.constexpr,
-    SAMPLE: tl.constexpr, ROWS: tl.constexpr, GATHER: tl.constexpr, BEGIN: tl.constexpr,
+    SAMPLE: tl.constexpr, ROWS: tl.constexpr, GATHER: tl.constexpr, WHOLE: tl.constexpr,
+    BEGIN: tl.constexpr,
 ):  # fmt: skip
     number = take(work)
     busy = number < (PHASES - BEGIN) * ITEMS
@@ -145,7 +156,7 @@ def _topk(
         if phase == 0:
             _first(
                 w, u, maxima_at + zero, scratch, size + zero, n + zero, rank, crowd, share, room,
-                spill, item, ITEMS, GROUP, SAMPLE, ROWS, GATHER,
+                spill, item, ITEMS, GROUP, SAMPLE, ROWS, GATHER, WHOLE,
             )  # fmt: skip
         else:
             t = tl.load(w + HEADER, cache_modifier=".cg")
@@ -179,7 +190,7 @@ def _topk(
     leave(work)
 
 
-_launch_bound = Launcher(_bound, num_warps=32)
+_launch_bound = Launcher(_bound, num_warps=8)
 _launch_prune = Launcher(_prune, num_warps=4)
 _launch_topk = Launcher(_topk, num_warps=WARPS)
 
@@ -198,18 +209,18 @@ def topk_triton(
         maxima = group_maxima(u, group) if group else None
     ruling = u if maxima is None else maxima
     p = plan(size, k, group if maxima is not None else 1, processors(device))
-    work, room = counters(device), scratch(p.words, device)
+    work, room = workspace(p.words, device)
     # Slices may begin anywhere; everything else is an allocation of its own.
     key = (p.shape, u.dtype, u.data_ptr() % 16, ruling.data_ptr() % 16)
     if p.begin:
-        _launch_bound(1, key, u, work, ruling, p.n, p.rank, p.crowd, SAMPLE)
+        _launch_bound(1, key, u, work, ruling, p.n, p.rank, p.crowd, p.sample)
         _launch_prune(
             p.items * p.lists, key, u, work, u, ruling, room, size, p.n, p.share, p.room,
-            p.spill, p.items * p.lists, p.group, p.rows, p.gather,
+            p.spill, p.items * p.lists, p.group, p.rows, p.gather, p.whole,
         )  # fmt: skip
     _launch_topk(
         p.items, key, u, work, u, ruling, room, indices, values, size, k, p.n, p.rank, p.crowd,
-        p.share, p.room, p.spill, p.wide, p.items, p.lists, p.looks, p.group, SAMPLE, p.rows,
-        p.gather, p.begin,
+        p.share, p.room, p.spill, p.wide, p.items, p.lists, p.looks, p.group, p.sample, p.rows,
+        p.gather, p.whole, p.begin,
     )  # fmt: skip
     return indices, values

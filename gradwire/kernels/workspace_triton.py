@@ -7,8 +7,7 @@ from triton.runtime import driver
 from gradwire.kernels.turns_triton import WORDS
 
 FLAGS = 256
-_counters: dict[tuple[torch.device, int], Tensor] = {}
-_scratch: dict[tuple[torch.device, int], Tensor] = {}
+_kept: dict[tuple[torch.device, int], tuple[Tensor, Tensor]] = {}
 _flags: dict[tuple[torch.device, int], list[Tensor]] = {}
 
 
@@ -23,18 +22,21 @@ def _stream(device: torch.device) -> tuple[torch.device, int]:
     return device, driver.active.get_current_stream(device.index)
 
 
-def counters(device: torch.device) -> Tensor:
-    """The counters of `turns_triton` for the current stream: zero now, and when a launch is over.
+def workspace(words: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The counters of `turns_triton`, zero now and when a launch is over, and scratch of `words`.
 
-    One launch at a time may use them, which the stream sees to. A graph may be replayed on any
-    stream, so it gets counters of its own.
+    Both belong to the current stream, which sees to it that one launch at a time uses them. A graph
+    may be replayed on any stream, so it gets its own.
     """
     if capturing(device):
-        return torch.zeros(WORDS, dtype=torch.int32, device=device)
+        zero = torch.zeros(WORDS, dtype=torch.int32, device=device)
+        return zero, torch.empty(words, dtype=torch.int32, device=device)
     here = _stream(device)
-    if here not in _counters:
-        _counters[here] = torch.zeros(WORDS, dtype=torch.int32, device=device)
-    return _counters[here]
+    kept = _kept.get(here)
+    if kept is None or kept[1].numel() < words:
+        zero = torch.zeros(WORDS, dtype=torch.int32, device=device) if kept is None else kept[0]
+        kept = _kept[here] = zero, torch.empty(words, dtype=torch.int32, device=device)
+    return kept
 
 
 def flag(device: torch.device) -> Tensor:
@@ -46,14 +48,3 @@ def flag(device: torch.device) -> Tensor:
     if not ready:
         ready = _flags[here] = list(torch.ones(FLAGS, dtype=torch.bool, device=device).unbind())
     return ready.pop()
-
-
-def scratch(words: int, device: torch.device) -> Tensor:
-    """At least that many int32, whatever they hold; the next launch on the stream may use them."""
-    if capturing(device):
-        return torch.empty(words, dtype=torch.int32, device=device)
-    here = _stream(device)
-    kept = _scratch.get(here)
-    if kept is None or kept.numel() < words:
-        kept = _scratch[here] = torch.empty(words, dtype=torch.int32, device=device)
-    return kept

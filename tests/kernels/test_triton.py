@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE, ON_GPU, gpu  # isort: skip
+from gradwire.kernels import plan_triton
 from gradwire.kernels import topk_triton as kernel
+from gradwire.kernels.plan_triton import plan, processors
 from gradwire.kernels.scan_triton import group_maxima
 from gradwire.kernels.topk import group_size
 from gradwire.kernels.topk_torch import topk_torch
-from gradwire.kernels.plan_triton import SAMPLE, plan, processors
 from gradwire.kernels.turns_triton import DIGITS, HEADER
 from gradwire.kernels.workspace_triton import workspace
 from tests.kernels.test_topk import KINDS, vector
@@ -81,7 +82,7 @@ def test_too_many_candidates_for_the_spill_lose_nothing():
     u = vector("gaussian", size) * 1e-3
     u[3200:15200] = 1 + torch.rand(12000)
     cut = plan(size, k, group, processors(DEVICE))
-    assert 12000 > cut.items * cut.room + cut.spill or ON_GPU
+    assert cut.items * cut.room + cut.spill < 12000 or ON_GPU
     assert run(u, k, group) == ("bins" if ON_GPU else "digits")
 
 
@@ -94,9 +95,33 @@ def test_an_unlucky_sample_is_noticed(monkeypatch):
 
 def test_a_sample_stands_for_the_whole():
     """More groups than the sample holds: the bound comes from a part of them."""
-    size, k = 32 * 3 * SAMPLE + 5, 300
+    size, k = 32 * 3 * 4096 + 5, 300
     assert run(vector("gaussian", size), k, 32) == "bins"
     assert run(vector("layers", size), k, 32) in ("bins", "digits")
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """Phase 0 in launches of its own, as for large vectors."""
+    monkeypatch.setattr(plan_triton, "ALONE", 64)
+    plan.cache_clear()
+    yield
+    plan.cache_clear()
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "layers", "all equal", "all zero", "zeros"])
+def test_launches_of_their_own(kind, alone):
+    for size, k, group in ((20011, 20, 64), (40000, 200, 32), (20000, 300, 16), (9001, 700, 0)):
+        assert plan(size, k, group or 1, processors(DEVICE)).begin == 1 or ON_GPU
+        run(vector(kind, size), k, group)
+
+
+def test_lists_longer_than_a_tile_keep_their_order(alone):
+    u = vector("gaussian", 200_000) * 1e-3
+    u[3000:3400] = 1 + torch.rand(400)
+    assert run(u, 300, 32) == "bins"
+    u[50_000:53_000] = 1 + torch.rand(3000)
+    run(u, 1200, 16)
 
 
 def test_a_wide_range_needs_wide_bins():
