@@ -110,7 +110,8 @@ def decode_triton(
     out = torch.empty(size + 1, device=gathered.device)
     ok = torch.empty((), dtype=torch.bool, device=gathered.device)
     words = gathered.view(torch.int32)
-    key = (values, ranks, common is None, (gathered.data_ptr() | own.data_ptr()) % 16)
+    known = None if common is None else common.data_ptr() % 16
+    key = (values, ranks, known, (gathered.data_ptr() | own.data_ptr()) % 16)
     _launch(
         triton.cdiv(size + 1, SPAN), key, out, out, ok, words, own.view(torch.int32), common,
         length // 4, size, capacity, ranks, DTYPES[values], triton.next_power_of_2(ranks), SPAN,

@@ -92,8 +92,8 @@ def momentum_triton(
         key = (
             group, part.pieces, part.dtype, part.aligned, unscale is None,
             residual.data_ptr() % 16, velocity.data_ptr() % 16,
-            given is not None and given.data_ptr() % 16,
-            maxima is not None and maxima.data_ptr() % 16,
+            None if given is None else given.data_ptr() % 16,
+            None if maxima is None else maxima.data_ptr() % 16,
         )  # fmt: skip
         _launch(
             part.tiles, key, residual, residual, velocity, given, maxima, unscale, finite, factor,

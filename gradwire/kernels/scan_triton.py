@@ -157,8 +157,8 @@ def scan_part(
     given = part.gradient
     key = (
         group, part.pieces, part.dtype, part.aligned, residual.dtype, unscale is None,
-        residual.data_ptr() % 16, given is not None and given.data_ptr() % 16,
-        maxima is not None and maxima.data_ptr() % 16, finite is None,
+        residual.data_ptr() % 16, None if given is None else given.data_ptr() % 16,
+        None if maxima is None else maxima.data_ptr() % 16, finite is None,
     )  # fmt: skip
     _launch(
         part.tiles, key, residual, residual, given, maxima, unscale, finite, part.rows,

@@ -1,0 +1,93 @@
+"""The launcher: a compilation is reused only for arguments it was made for."""
+
+import pytest
+import torch
+
+from tests.kernels.triton_device import DEVICE  # isort: skip
+from gradwire.kernels import launch_triton, momentum_triton, scan_triton
+from gradwire.kernels.launch_triton import Launcher
+
+
+class Kernel:
+    """Stands in for a jitted kernel; what it returns stands in for a compiled one."""
+
+    function, packed_metadata = "function", "metadata"
+
+    def __init__(self):
+        self.compiled, self.reused = [], []
+
+    def __getitem__(self, grid):
+        def first(*args, **options):
+            self.compiled.append((grid, args, options))
+            return self
+
+        return first
+
+    def run(self, *args):
+        self.reused.append(args)
+
+
+class Driver:
+    @staticmethod
+    def get_current_stream(_):
+        return 7
+
+
+@pytest.fixture
+def launcher(monkeypatch):
+    monkeypatch.setattr(launch_triton, "driver", type("D", (), {"active": Driver}))
+    monkeypatch.setattr(launch_triton, "REUSE", True)
+    return Launcher(Kernel(), num_warps=4)
+
+
+def test_the_second_launch_goes_past_triton(launcher):
+    on = torch.zeros(1)
+    for grid in (3, 5):
+        launcher(grid, "key", on, 1, 2)
+    kernel = launcher._kernel
+    assert kernel.compiled == [((3,), (1, 2), {"num_warps": 4})]
+    assert kernel.reused == [(5, 1, 1, 7, "function", "metadata", None, None, None, 1, 2)]
+
+
+def test_without_reuse_triton_does_every_launch(launcher, monkeypatch):
+    monkeypatch.setattr(launch_triton, "REUSE", False)
+    for _ in range(2):
+        launcher(3, "key", torch.zeros(1), 1)
+    assert len(launcher._kernel.compiled) == 2
+    assert not launcher._kernel.reused
+
+
+def test_another_key_is_another_compilation(launcher):
+    on = torch.zeros(1)
+    launcher(3, "key", on, 1)
+    launcher(3, "other", on, 1)
+    assert len(launcher._kernel.compiled) == 2
+
+
+def scan(pieces, maxima, group=32, unscale=None):
+    residual = torch.zeros(8192, device=DEVICE)
+    scan_triton.scan_triton(residual, pieces, maxima, group, unscale)
+
+
+def momentum(pieces, maxima, group=32, unscale=None):
+    residual = torch.zeros(8192, device=DEVICE)
+    velocity = torch.zeros(8192, device=DEVICE)
+    momentum_triton.momentum_triton(residual, velocity, pieces, maxima, group, 0.9, unscale)
+
+
+@pytest.mark.parametrize(("module", "call"), [(scan_triton, scan), (momentum_triton, momentum)])
+def test_whatever_changes_the_code_changes_the_key(module, call, monkeypatch):
+    keys = []
+    monkeypatch.setattr(module, "_launch", lambda grid, key, *args: keys.append(key))
+    gradient = torch.zeros(8193, device=DEVICE)
+    whole, shifted, maxima = gradient[:-1], gradient[1:], torch.zeros(512, device=DEVICE)
+    one = torch.ones((), device=DEVICE)
+    call([(0, whole)], maxima)
+    call([(0, whole)], None)
+    call([(0, shifted)], maxima)
+    call([(0, whole.bfloat16())], maxima)
+    call([(0, whole)], maxima, group=16)
+    call([(0, whole)], maxima, unscale=one)
+    call([(0, whole[:64]), (128, whole[64:200])], maxima)
+    call([(0, shifted[:64]), (128, shifted[64:200])], maxima)
+    assert len(set(keys)) == len(keys) == 8
