@@ -113,8 +113,8 @@ def decode_triton(
     known = None if common is None else common.data_ptr() % 16
     key = (values, ranks, known, (gathered.data_ptr() | own.data_ptr()) % 16)
     _launch(
-        triton.cdiv(size + 1, SPAN), key, out, out, ok, words, own.view(torch.int32), common,
-        length // 4, size, capacity, ranks, DTYPES[values], triton.next_power_of_2(ranks), SPAN,
+        -(-(size + 1) // SPAN), key, out, out, ok, words, own.view(torch.int32), common,
+        length // 4, size, capacity, ranks, DTYPES[values], 1 << (ranks - 1).bit_length(), SPAN,
         FILL,
     )  # fmt: skip
     return out, ok

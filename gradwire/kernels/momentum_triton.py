@@ -40,8 +40,6 @@ def _tile(
     bad = (magnitude(faster) >= INFINITY) | (magnitude(u) >= INFINITY)
     u = tl.where(bad, kept, u)
     if MASKED:
-        # What belongs to no gradient has no velocity and keeps its residual.
-        u = tl.where(mine, u, kept)
         tl.store(residual + here + entry, u, mask=mine)
         tl.store(velocity + here + entry, tl.where(bad, speed, faster), mask=mine)
     else:

@@ -55,7 +55,7 @@ def pack_triton(
     aligned = (template.data_ptr() | values.data_ptr()) % 16
     aligned |= 0 if indices is None else indices.data_ptr() % 16
     _launch(
-        triton.cdiv(room, TILE), (dtype, values.dtype, count.dtype, indices is None, aligned),
+        -(-room // TILE), (dtype, values.dtype, count.dtype, indices is None, aligned),
         out, out.view(torch.int32), template.view(torch.int32), indices, values, count, finite,
         capacity, room, torch.finfo(dtype).max, DTYPES[dtype], TILE,
     )  # fmt: skip

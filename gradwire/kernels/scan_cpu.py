@@ -1,5 +1,6 @@
 """scan on the CPU: blocks that stay in the cache, so that memory is passed over once."""
 
+import time
 from collections.abc import Sequence
 
 import torch
@@ -8,6 +9,11 @@ from torch import Tensor
 from gradwire.types import align
 
 BLOCK = 1 << 18
+ALONE = (1 << 15) - 64
+"""Entries that torch does not split over threads. Where cores are busy, beside other ranks or data
+loaders, threads wait milliseconds for each other in every operation: a hundred times the work."""
+LATE = 2e-3
+"""Seconds, ten times what a block takes, after which one thread does the rest of the piece."""
 
 
 def scan_cpu(
@@ -24,8 +30,10 @@ def scan_cpu(
     scratch = torch.empty(longest // group)
     finite = True
     for offset, gradient in pieces:
-        for start in range(0, gradient.numel(), BLOCK):
-            part = gradient[start : start + BLOCK]
+        start, step = 0, BLOCK
+        while start < gradient.numel():
+            begin = time.perf_counter()
+            part = gradient[start : start + step]
             low, n = offset + start, part.numel()
             rows, first = align(n) // group, low // group
             kept, new, padded = residual[low : low + n], u[:n], u[: align(n)]
@@ -38,6 +46,9 @@ def scan_cpu(
                 torch.where(torch.isfinite(new), new, kept, out=new)
                 _largest(padded, magnitude, group, largest)
             kept.copy_(new)
+            start += step
+            if time.perf_counter() - begin > LATE:
+                step = ALONE
     return torch.tensor(finite)
 
 

@@ -1,7 +1,8 @@
 """topk on the CPU: group maxima rule out nearly everything before anything is compared exactly.
 
 The k-th largest group maximum t is never above the k-th largest magnitude (k groups hold an entry
-of at least t), so a group whose maximum is below t cannot hold a winner.
+of at least t), so a group whose maximum is below t cannot hold a winner. What is left is handled by
+numpy, in one thread: it is little, and torch's threads wait for each other where cores are busy.
 """
 
 import numpy as np
@@ -20,26 +21,35 @@ def topk_cpu(u: Tensor, k: int, maxima: Tensor | None = None, group: int = 0) ->
     if maxima is None:
         group = group_size(u.numel(), k)
         maxima = group_maxima(u, group) if group else None
+    entries = _array(u)
     if maxima is None or maxima.numel() <= k:
-        return _exact(torch.arange(u.numel()), u.abs(), k)
-    bound = _kth_largest(maxima, k)
-    where, magnitude = _candidates(u, (maxima >= bound).nonzero().view(-1), group, bound)
+        return _exact(np.arange(entries.size), np.abs(entries), k)
+    largest = _array(maxima)
+    bound = _kth_largest(largest, k)
+    where, magnitude = _candidates(entries, np.flatnonzero(largest >= bound), group, bound)
     return _exact(where, magnitude, k)
 
 
-def _candidates(u: Tensor, groups: Tensor, group: int, bound: float) -> tuple[Tensor, Tensor]:
+def _array(x: Tensor) -> np.ndarray:
+    """The same memory; a copy for bf16, which numpy does not know."""
+    return x.float().numpy() if x.dtype == torch.bfloat16 else x.numpy()
+
+
+def _candidates(
+    u: np.ndarray, groups: np.ndarray, group: int, bound: float
+) -> tuple[np.ndarray, np.ndarray]:
     """Where the entries of at least `bound` are in the named groups, ascending, and their size."""
-    rows = u.numel() // group
+    rows = u.size // group
     whole = groups[groups < rows]
-    magnitude = u[: rows * group].view(rows, group).index_select(0, whole).abs_().view(-1)
-    near = (magnitude >= bound).nonzero().view(-1)
+    magnitude = np.abs(u[: rows * group].reshape(rows, group)[whole]).reshape(-1)
+    near = np.flatnonzero(magnitude >= bound)
     where = whole[near // group] * group + near % group
     magnitude = magnitude[near]
-    if whole.numel() < groups.numel():
-        tail = u[rows * group :].abs()
-        last = (tail >= bound).nonzero().view(-1)
-        where = torch.cat([where, last + rows * group])
-        magnitude = torch.cat([magnitude, tail[last]])
+    if whole.size < groups.size:
+        tail = np.abs(u[rows * group :])
+        last = np.flatnonzero(tail >= bound)
+        where = np.concatenate([where, last + rows * group])
+        magnitude = np.concatenate([magnitude, tail[last]])
     return where, magnitude
 
 
@@ -59,20 +69,17 @@ def group_maxima(u: Tensor, group: int) -> Tensor:
     return out
 
 
-def _exact(where: Tensor, magnitude: Tensor, k: int) -> Tensor:
+def _exact(where: np.ndarray, magnitude: np.ndarray, k: int) -> Tensor:
     """The k largest of the candidates; `where` is ascending, and so is the result."""
     bound = _kth_largest(magnitude, k)
-    above = magnitude > bound
-    missing = k - int(above.sum())
-    tied = (magnitude == bound).nonzero().view(-1)[:missing]
-    above[tied] = True
-    chosen = where[above].to(torch.int32)
-    assert chosen.numel() == k, f"{chosen.numel()} of {k} entries: u or its maxima are not finite"
-    return chosen
+    chosen = magnitude > bound
+    missing = k - np.count_nonzero(chosen)
+    chosen[np.flatnonzero(magnitude == bound)[:missing]] = True
+    out = where[chosen].astype(np.int32)
+    assert out.size == k, f"{out.size} of {k} entries: u or its maxima are not finite"
+    return torch.from_numpy(out)
 
 
-def _kth_largest(x: Tensor, k: int) -> float:
-    """numpy's introselect is twice as fast here as torch.topk, but knows no bf16."""
-    if x.dtype == torch.bfloat16:
-        x = x.float()
-    return float(np.partition(x.numpy(), x.numel() - k)[x.numel() - k])
+def _kth_largest(x: np.ndarray, k: int) -> float:
+    """numpy's introselect is twice as fast here as torch.topk."""
+    return float(np.partition(x, x.size - k)[x.size - k])

@@ -110,6 +110,14 @@ def test_an_index_outside_touches_nothing():
     assert int((mean != 0).sum()) <= 18
 
 
+def test_indices_out_of_order_touch_nothing_outside():
+    stack, message = gathered(1000, 10, 2)
+    stack[1].view(torch.int32)[8 + 4] = 2**31 - 1
+    mean, ok = decode_triton(stack, message.buffer, 1000, 10, torch.float32)
+    assert bool(ok)
+    assert bool(mean.isfinite().all())
+
+
 @gpu
 def test_full_size():
     mean, ok = decoded(*gathered(138_357_544, 138_358, 4))
