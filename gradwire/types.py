@@ -2,9 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from gradwire.kernels.edge import Edge
 
 ALIGN = 64
 """Every parameter's slot in a bundle starts at a multiple of this many entries, so that a group of
@@ -55,12 +59,14 @@ class Scan:
     """What one pass over u learned, for the methods that can use it.
 
     `maxima[j]` is max |u| over entries [j * group, (j + 1) * group). `finite` is a 0-d bool tensor:
-    whether every gradient entry that came in was finite.
+    whether every gradient entry that came in was finite. `edge` is to be told where the winners of
+    this step end.
     """
 
     finite: Tensor
     maxima: Tensor | None = None
     group: int = 0
+    edge: "Edge | None" = None
 
 
 class Memory(dict[str, Tensor]):

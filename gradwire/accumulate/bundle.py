@@ -7,6 +7,8 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.accumulate.layout import size_of
+from gradwire.kernels.backend import uses_triton
+from gradwire.kernels.edge import Edge
 from gradwire.kernels.scan import Piece
 from gradwire.types import ALIGN, Delivered, Memory, Scan, Slot
 
@@ -37,6 +39,7 @@ class Bundle:
         """gradient + residual, the spare entry left out."""
         self.energy = torch.zeros(2, dtype=torch.float64, device=device)
         self._maxima = torch.zeros(0, device=device)
+        self._edge = Edge(device) if uses_triton(device) else None
 
     @property
     def nbytes(self) -> int:
@@ -57,14 +60,26 @@ class Bundle:
         The residual of `unused` parameters is put aside until the step is settled: DDP throws away
         what is delivered to them.
         """
-        self.settle(skipped)
+        cleared = self._clears(unused)
+        if cleared:
+            self.delivered = None
+        else:
+            self.settle(skipped)
         self._withhold(unused)
         maxima = self._maxima_of(group) if group else None
         if maxima is not None and unused:
             # No piece covers these slots: their groups must not keep the maxima of an earlier step.
             maxima.zero_()
-        finite = kernels.scan(self.u, pieces, maxima, group or ALIGN, unscale)
-        return Scan(finite, maxima, group)
+        sent = (self._edge, skipped) if cleared else ()
+        finite = kernels.scan(self.u, pieces, maxima, group or ALIGN, unscale, *sent)
+        return Scan(finite, maxima, group, self._edge)
+
+    def _clears(self, unused: Sequence[Slot]) -> bool:
+        """Whether the scan itself can settle the last step: winners left just as they were."""
+        sent, edge = self.delivered, self._edge
+        if edge is None or sent is None or sent.loss is not None or self.held or unused:
+            return False
+        return edge.explains(sent.indices, sent.values)
 
     def _maxima_of(self, group: int) -> Tensor:
         """Made when first needed: only then is the size of a group known."""

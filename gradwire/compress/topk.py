@@ -13,6 +13,6 @@ def topk(u: Tensor, k: int, memory: Memory, scan: Scan | None = None) -> Sparse:
     Top_k of Aji and Heafield (2017), Stich et al. (2018). Error ||u - C(u)||^2 is the smallest that
     k entries allow.
     """
-    maxima, group = (scan.maxima, scan.group) if scan is not None else (None, 0)
-    indices, values = kernels.select(u, k, maxima, group)
+    known = () if scan is None else (scan.maxima, scan.group, scan.edge)
+    indices, values = kernels.select(u, k, *known)
     return Sparse(indices, values, constant(k, u.device), u.numel())

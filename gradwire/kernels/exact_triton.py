@@ -111,10 +111,11 @@ def _tally(size, edge):
 
 
 @triton.jit
-def _write(indices, values, raw, index, bits, edge, need, base, ROWS: tl.constexpr):
+def _write(indices, values, words, raw, index, bits, edge, need, base, ROWS: tl.constexpr):
     """Puts one tile's winners in their places from `base` on; returns base and need after it.
 
-    Winners are the entries above the edge, and the first `need` that equal it.
+    Winners are the entries above the edge, and the first `need` that equal it. Edge and index of
+    the last of those go to `words`, where wanted.
     """
     chosen = (bits > edge).to(tl.int32)
     tie = (bits == edge).to(tl.int32)
@@ -124,6 +125,11 @@ def _write(indices, values, raw, index, bits, edge, need, base, ROWS: tl.constex
     elif need > 0:
         rank, _ = order(tie, ROWS)
         chosen += ((tie > 0) & (rank < need)).to(tl.int32)
+    if words is not None:
+        if (need > 0) & (ties >= need):
+            last = tl.where((tie > 0) & (chosen > 0), index, -1)
+            tl.store(words, edge)
+            tl.store(words + 1, tl.max(tl.max(tl.max(last, axis=2), axis=1), axis=0))
     place, found = order(chosen, ROWS)
     tl.store(indices + base + place, index, mask=chosen > 0)
     tl.store(values + base + place, raw.to(tl.float32, bitcast=True), mask=chosen > 0)
@@ -132,7 +138,7 @@ def _write(indices, values, raw, index, bits, edge, need, base, ROWS: tl.constex
 
 @triton.jit
 def emit(
-    work, cand, meta, first, edge, need, indices, values, item,
+    work, cand, meta, first, edge, need, indices, values, words, item,
     LISTS: tl.constexpr, LOOKS: tl.constexpr,
 ):  # fmt: skip
     """Writes this item's winners among its candidates."""
@@ -152,12 +158,12 @@ def emit(
     more, ties = look_back(work, item, more, ties, LOOKS)
     base = more + tl.minimum(ties, need)
     left = tl.maximum(need - ties, 0)
-    base, left = _write(indices, values, raw, index, size, edge, left, base, 16)
+    base, left = _write(indices, values, words, raw, index, size, edge, left, base, 16)
     for r in range(rounds):
         for start in range(tl.where(r == 0, 1 << bits, 0), widest, 1 << bits):
             raw, index, real = candidates(cand, meta, first + r * side, e, start, bits)
             size = tl.where(real, raw & 0x7FFFFFFF, -1)
-            base, left = _write(indices, values, raw, index, size, edge, left, base, 16)
+            base, left = _write(indices, values, words, raw, index, size, edge, left, base, 16)
 
 
 # --- the slower path, for data that defeats the bound: four bits a pass over all of u ---
@@ -206,7 +212,7 @@ def count_digits(work, u, first, last, k, p, TILE: tl.constexpr):
 
 @triton.jit
 def emit_all(
-    work, u, first, last, edge, need, indices, values, item,
+    work, u, first, last, edge, need, indices, values, words, item,
     LOOKS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Writes this item's winners among all entries in [first, last). Moves 8 bytes an entry."""
@@ -228,4 +234,4 @@ def emit_all(
         raw = tl.load(u + start + e, mask=inside, other=0).to(tl.float32).to(tl.int32, bitcast=True)
         bits = tl.where(inside, raw & 0x7FFFFFFF, -1)
         index = (start + e.to(tl.int64)).to(tl.int32)
-        base, left = _write(indices, values, raw, index, bits, edge, left, base, ROWS)
+        base, left = _write(indices, values, words, raw, index, bits, edge, left, base, ROWS)

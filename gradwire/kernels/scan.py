@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.backend import uses_triton
+from gradwire.kernels.edge import Edge
 from gradwire.kernels.pieces import Piece
 from gradwire.kernels.scan_cpu import scan_cpu
 from gradwire.kernels.scan_torch import scan_torch
@@ -20,6 +21,8 @@ def scan(
     maxima: Tensor | None,
     group: int,
     unscale: Tensor | None = None,
+    edge: Edge | None = None,
+    skipped: Tensor | None = None,
 ) -> Tensor:
     """Whether every entry was finite (0-d bool); `residual` becomes u, `maxima` is filled.
 
@@ -28,10 +31,14 @@ def scan(
     each group, or None when nobody needs them. unscale: 0-d factor on the gradient (1 / loss
     scale). An entry whose sum is not finite keeps its old residual, so a bad gradient never gets
     in. A bf16 residual forgets what rounding u takes away.
+    edge, skipped (CUDA): the residual still holds what the last selection chose; unless `skipped`
+    (0-d bool), that is cleared first.
     Moves 12 bytes an entry for fp32 gradients.
     """
     version = _version(residual.device, residual.dtype)
-    return version(residual, pieces, maxima, group, unscale)
+    if edge is None:
+        return version(residual, pieces, maxima, group, unscale)
+    return version(residual, pieces, maxima, group, unscale, edge, skipped)
 
 
 @functools.cache

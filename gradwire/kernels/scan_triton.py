@@ -11,12 +11,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gradwire.kernels.edge import Edge
 from gradwire.kernels.launch_triton import Launcher
 from gradwire.kernels.pieces import Piece, Table, table
 from gradwire.kernels.workspace_triton import flag
 
-TILE = 4096
-WARPS = 8
+TILE = 1024
+WARPS = 4
 DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 INFINITY = tl.constexpr(0x7F800000)
 
@@ -72,7 +73,7 @@ def largest(bits, maxima, first, left, finite, bad, GROUP: tl.constexpr, ROWS: t
 
 @triton.jit
 def _tile(
-    residual, gradient, maxima, unscale, finite, place, start, length, span,
+    residual, gradient, maxima, unscale, finite, edge, last, place, start, length, span,
     GROUP: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     ROWS: tl.constexpr = TILE // GROUP
@@ -83,6 +84,11 @@ def _tile(
         old = tl.load(here, mask=entry < left, other=0)
     else:
         old = tl.load(here)
+    if edge is not None:
+        size = magnitude(old)
+        index = (place + start).to(tl.int32) + entry
+        sent = (size > edge) | ((size == edge) & (index <= last))
+        old = tl.where(sent, 0.0, old).to(old.dtype)
     u = old
     bad = entry < 0
     if gradient is not None:
@@ -107,7 +113,7 @@ def _tile(
 
 @triton.jit(do_not_specialize=["length", "span"])
 def _scan(
-    residual, gradient, maxima, unscale, finite, rows, length, span,
+    residual, gradient, maxima, unscale, finite, rows, words, skipped, length, span,
     DTYPE: tl.constexpr, ALIGNED: tl.constexpr, PIECES: tl.constexpr, GROUP: tl.constexpr,
     TILE: tl.constexpr,
 ):  # fmt: skip
@@ -116,14 +122,20 @@ def _scan(
     if PIECES:
         tile, gradient, place, length, span = locate(rows, DTYPE, ALIGNED, PIECES)
     start = tile.to(tl.int64) * TILE
+    edge = None
+    last = None
+    if words is not None:
+        # No magnitude is above this one: where the step was skipped nothing is cleared.
+        edge = tl.where(tl.load(skipped) == 0, tl.load(words), 0x7FFFFFFF)
+        last = tl.load(words + 1)
     if start + TILE <= tl.minimum(length, span):
         _tile(
-            residual, gradient, maxima, unscale, finite, place, start, length, span,
+            residual, gradient, maxima, unscale, finite, edge, last, place, start, length, span,
             GROUP, TILE, False,
         )  # fmt: skip
     else:
         _tile(
-            residual, gradient, maxima, unscale, finite, place, start, length, span,
+            residual, gradient, maxima, unscale, finite, edge, last, place, start, length, span,
             GROUP, TILE, True,
         )  # fmt: skip
 
@@ -137,11 +149,13 @@ def scan_triton(
     maxima: Tensor | None,
     group: int,
     unscale: Tensor | None = None,
+    edge: Edge | None = None,
+    skipped: Tensor | None = None,
 ) -> Tensor:
     """See `scan`. One launch; moves 12 bytes an entry for fp32 gradients, 4 / group for maxima."""
     finite = flag(residual.device)
     for part in table(residual, pieces, maxima is not None, TILE):
-        scan_part(residual, part, maxima, group, unscale, finite)
+        scan_part(residual, part, maxima, group, unscale, finite, edge, skipped)
     return finite
 
 
@@ -152,17 +166,21 @@ def scan_part(
     group: int,
     unscale: Tensor | None,
     finite: Tensor | None,
+    edge: Edge | None = None,
+    skipped: Tensor | None = None,
 ) -> None:
     """One pass over the tiles of `part`."""
     given = part.gradient
+    words = None if edge is None else edge.words
     key = (
         group, part.pieces, part.dtype, part.aligned, residual.dtype, unscale is None,
         residual.data_ptr() % 16, None if given is None else given.data_ptr() % 16,
         None if maxima is None else maxima.data_ptr() % 16, finite is None,
+        edge is None,
     )  # fmt: skip
     _launch(
-        part.tiles, key, residual, residual, given, maxima, unscale, finite, part.rows,
-        part.length, part.span, DTYPES[part.dtype], part.aligned, part.pieces, group, TILE,
+        part.tiles, key, residual, residual, given, maxima, unscale, finite, part.rows, words,
+        skipped, part.length, part.span, DTYPES[part.dtype], part.aligned, part.pieces, group, TILE,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.backend import uses_triton
+from gradwire.kernels.edge import Edge
 from gradwire.kernels.topk_cpu import topk_cpu
 from gradwire.kernels.topk_torch import topk_torch
 
@@ -21,10 +22,19 @@ def topk(u: Tensor, k: int, maxima: Tensor | None = None, group: int = 0) -> Ten
 
 
 def select(
-    u: Tensor, k: int, maxima: Tensor | None = None, group: int = 0
+    u: Tensor,
+    k: int,
+    maxima: Tensor | None = None,
+    group: int = 0,
+    edge: Edge | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The indices of `topk`, and the entries of u there."""
-    return _version(u.device)(u, k, maxima, group)
+    """The indices of `topk`, and the entries of u there.
+
+    edge (CUDA): is told where the winners end.
+    """
+    if edge is None:
+        return _version(u.device)(u, k, maxima, group)
+    return _version(u.device)(u, k, maxima, group, edge)
 
 
 @functools.cache

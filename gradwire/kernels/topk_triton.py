@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gradwire.kernels.edge import Edge
 from gradwire.kernels.exact_triton import (
     count_digits,
     edge_of,
@@ -119,7 +120,8 @@ def _way(work, k, spill):
 
 @triton.jit
 def _last(
-    work, cand, meta, k, t, shift, indices, values, item, LISTS: tl.constexpr, LOOKS: tl.constexpr
+    work, cand, meta, k, t, shift, indices, values, words, item,
+    LISTS: tl.constexpr, LOOKS: tl.constexpr,
 ):  # fmt: skip
     """Phase 2: the k-th magnitude, and this item's winners."""
     bin = tl.load(work + HEADER + 3, cache_modifier=".cg")
@@ -127,12 +129,12 @@ def _last(
     low, more = find(work + FINE, 1 << shift, k - above, 64)
     edge = t + (bin << shift) + low
     need = k - above - more
-    emit(work, cand, meta, item * LISTS, edge, need, indices, values, item, LISTS, LOOKS)
+    emit(work, cand, meta, item * LISTS, edge, need, indices, values, words, item, LISTS, LOOKS)
 
 
 @triton.jit(do_not_specialize=["size", "k", "n", "rank", "crowd", "share", "room", "spill", "wide"])
 def _topk(
-    work, u_at, maxima_at, scratch_at, indices, values,
+    work, u_at, maxima_at, scratch_at, indices, values, words,
     size, k, n, rank, crowd, share, room, spill, wide,
     ITEMS: tl.constexpr, LISTS: tl.constexpr, LOOKS: tl.constexpr, GROUP: tl.constexpr,
     SAMPLE: tl.constexpr, ROWS: tl.constexpr, GATHER: tl.constexpr, WHOLE: tl.constexpr,
@@ -171,7 +173,10 @@ def _topk(
                 if phase == 2:
                     clear(w + COARSE, COARSE_BINS, item, ITEMS, 512)
                     if way == BY_BINS:
-                        _last(w, cand, scratch, k, t, shift, indices, values, item, LISTS, LOOKS)
+                        _last(
+                            w, cand, scratch, k, t, shift, indices, values, words, item, LISTS,
+                            LOOKS,
+                        )  # fmt: skip
             if way == BY_DIGITS:
                 if phase > 2:
                     wait(work, (phase - BEGIN) * ITEMS)
@@ -182,7 +187,9 @@ def _topk(
                 if way == WITH_ZEROS:
                     edge = 0
                     need = k - tl.load(w + TOTAL, cache_modifier=".cg")
-                emit_all(w, u, first, last, edge, need, indices, values, item, LOOKS, SCAN // 128)
+                emit_all(
+                    w, u, first, last, edge, need, indices, values, words, item, LOOKS, SCAN // 128
+                )
         if busy:
             finish(work)
             number = take(work)
@@ -196,7 +203,7 @@ _launch_topk = Launcher(_topk, num_warps=WARPS)
 
 
 def topk_triton(
-    u: Tensor, k: int, maxima: Tensor | None = None, group: int = 0
+    u: Tensor, k: int, maxima: Tensor | None = None, group: int = 0, edge: Edge | None = None
 ) -> tuple[Tensor, Tensor]:
     """Indices (see `topk`) and values. Moves 4 / group bytes an entry and 4 group + 24 a winner."""
     device, size = u.device, u.numel()
@@ -211,7 +218,7 @@ def topk_triton(
     p = plan(size, k, group if maxima is not None else 1, processors(device))
     work, room = workspace(p.words, device)
     # Slices may begin anywhere; everything else is an allocation of its own.
-    key = (p.shape, u.dtype, u.data_ptr() % 16, ruling.data_ptr() % 16)
+    key = (p.shape, u.dtype, u.data_ptr() % 16, ruling.data_ptr() % 16, edge is None)
     if p.begin:
         _launch_bound(1, key, u, work, ruling, p.n, p.rank, p.crowd, p.sample)
         _launch_prune(
@@ -219,8 +226,11 @@ def topk_triton(
             p.spill, p.items * p.lists, p.group, p.rows, p.gather, p.whole,
         )  # fmt: skip
     _launch_topk(
-        p.items, key, u, work, u, ruling, room, indices, values, size, k, p.n, p.rank, p.crowd,
-        p.share, p.room, p.spill, p.wide, p.items, p.lists, p.looks, p.group, p.sample, p.rows,
-        p.gather, p.whole, p.begin,
+        p.items, key, u, work, u, ruling, room, indices, values,
+        None if edge is None else edge.words, size, k, p.n, p.rank, p.crowd, p.share, p.room,
+        p.spill, p.wide, p.items, p.lists, p.looks, p.group, p.sample, p.rows, p.gather, p.whole,
+        p.begin,
     )  # fmt: skip
+    if edge is not None:
+        edge.chose(indices, values)
     return indices, values

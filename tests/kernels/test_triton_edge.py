@@ -1,0 +1,110 @@
+"""A scan that clears what the last selection chose: the residual of the reference, to the bit."""
+
+import pytest
+import torch
+
+from tests.kernels.triton_device import DEVICE, ON_GPU  # isort: skip
+from gradwire.kernels.edge import Edge
+from gradwire.kernels.scan_torch import scan_torch
+from gradwire.kernels.scan_triton import scan_triton
+from gradwire.kernels.topk_torch import topk_torch
+from gradwire.kernels.topk_triton import topk_triton
+from gradwire.types import align
+from tests.kernels.test_topk import vector
+
+NO = torch.zeros((), dtype=torch.bool, device=DEVICE)
+YES = torch.ones((), dtype=torch.bool, device=DEVICE)
+
+
+class Steps:
+    """The same steps by the kernels, whose scan clears what was sent, and by the reference."""
+
+    def __init__(self, size, k, group=64, dtype=torch.float32):
+        self.size, self.k, self.group = align(size), k, group
+        self.edge = Edge(torch.device(DEVICE))
+        self.mine = torch.zeros(self.size, device=DEVICE, dtype=dtype)
+        self.theirs = self.mine.clone()
+        self.maxima = torch.zeros(self.size // group, device=DEVICE)
+        self.sent = None
+
+    def step(self, pieces, skipped=NO, k=None):
+        if isinstance(pieces, torch.Tensor):
+            pieces = [(0, pieces)]
+        k = self.k if k is None else k
+        pieces = [(place, g.to(DEVICE)) for place, g in pieces]
+        sent = () if self.sent is None else (self.edge, skipped)
+        if self.sent is not None and not bool(skipped):
+            self.theirs[self.sent.long()] = 0
+        finite = scan_triton(self.mine, pieces, self.maxima, self.group, None, *sent)
+        other = torch.zeros_like(self.maxima)
+        assert bool(finite) == bool(scan_torch(self.theirs, pieces, other, self.group))
+        assert torch.equal(self.mine, self.theirs)
+        assert torch.equal(self.maxima, other)
+        indices, values = topk_triton(self.mine, k, self.maxima, self.group, self.edge)
+        self.sent = topk_torch(self.theirs, k)
+        assert torch.equal(indices, self.sent)
+        assert self.edge.explains(indices, values)
+        assert not self.edge.explains(indices.clone(), values)
+        return indices
+
+
+@pytest.mark.parametrize(("size", "k", "group"), [(9000, 20, 64), (3001, 30, 16)])
+def test_steps_of_training(size, k, group):
+    run = Steps(size, k, group)
+    torch.manual_seed(1)
+    for _ in range(3):
+        run.step(torch.randn(size))
+
+
+@pytest.mark.parametrize("kind", ["all equal", "zeros", "one hot", "denormal"])
+def test_other_ways_to_the_winners(kind):
+    run = Steps(3003, 25, 32)
+    for step in range(2):
+        run.step(vector(kind, 3003) * (1 + step))
+
+
+def test_a_step_that_was_skipped_clears_nothing():
+    run = Steps(3000, 30)
+    torch.manual_seed(3)
+    for skipped in (NO, YES, NO, YES, NO):
+        run.step(torch.randn(3000), skipped)
+
+
+def test_pieces_in_any_order_and_gaps():
+    run = Steps(4096 + 640, 20)
+    torch.manual_seed(5)
+    for _ in range(3):
+        run.step([(3072, torch.randn(1000)), (0, torch.randn(70)), (128, torch.randn(2001))])
+
+
+def test_ties_are_cleared_up_to_the_last_that_was_sent():
+    run = Steps(3000, 40)
+    torch.manual_seed(6)
+    for _ in range(3):
+        run.step(torch.randint(-2, 3, (3000,)).float())
+
+
+def test_a_bad_entry_keeps_its_residual_which_may_have_been_sent():
+    run = Steps(3000, 30)
+    torch.manual_seed(7)
+    sent = run.step(torch.randn(3000))
+    bad = torch.randn(3000)
+    bad[sent[3]] = float("nan")
+    bad[sent[4] + 1] = float("inf")
+    run.step(bad)
+    run.step(torch.randn(3000))
+
+
+def test_bf16_residual():
+    run = Steps(3000, 30, 64, torch.bfloat16)
+    torch.manual_seed(8)
+    for _ in range(3):
+        run.step(torch.randn(3000).bfloat16())
+
+
+@pytest.mark.skipif(not ON_GPU, reason="needs a GPU; the interpreter ran the small sizes")
+@pytest.mark.parametrize("density", [1e-4, 1e-3, 1e-2])
+def test_full_size(density):
+    run = Steps(25_557_032, int(25_557_032 * density), 64 if density < 5e-3 else 16)
+    for _ in range(5):
+        run.step(torch.randn(25_557_032, device=DEVICE))
