@@ -21,8 +21,9 @@ class Config:
     density: the share of entries a worker sends, in (0, 1].
     values: how values travel: "fp32", "bf16", "fp16", "int8" or "int4"; what rounding takes away
         stays in the residual.
-    indices: how indices travel: "int32", "packed" (12 bits each at density 0.001), "bitmap", or
-        "auto", the smallest.
+    indices: how indices travel: "int32", "packed" (12 bits each at density 0.001), "local16",
+        "bitmap", or "auto", the smallest.
+    rounding: how bf16, int8 and int4 values are rounded: "nearest" or "stochastic".
     options: the method's own options, e.g. {"shared": False} for randk.
     dense: patterns of parameter names that are never compressed, e.g. ("*.bias", "bn*").
     dense_steps: steps at the start that send everything.
@@ -37,6 +38,7 @@ class Config:
     exchange: str = ""
     values: str = "fp32"
     indices: str = "int32"
+    rounding: str = "nearest"
     options: Mapping[str, Any] = field(default_factory=dict)
     dense: tuple[str, ...] = ()
     dense_steps: int = 0
@@ -52,7 +54,7 @@ class Config:
         for density in self.warmup:
             check_density(density, "warmup")
         check_options(self.method, self.options)
-        Encoding(self.values, self.indices)
+        Encoding(self.values, self.indices, self.rounding)
         if self.indices == "common":
             raise ConfigError("indices='common' is chosen by methods that share their indices")
         if self.exchange == "union" and self.values not in ("fp32", "bf16"):
@@ -63,6 +65,11 @@ class Config:
             raise ConfigError(
                 f"values={self.values!r} has no effect on exchange {self.exchange!r}; there are "
                 f"'dense' (fp32) and 'dense-bf16'"
+            )
+        if self.rounding == "stochastic" and self.exchange not in ("allgather", "gtopk"):
+            raise ConfigError(
+                f"rounding='stochastic' is for exchanges 'allgather' and 'gtopk'; "
+                f"{self.exchange!r} rounds to the nearest"
             )
         for name in ("dense_steps", "warmup_steps", "dense_below"):
             _check_whole(name, getattr(self, name))
@@ -98,7 +105,7 @@ class Config:
     def encoding(self) -> Encoding:
         """How messages travel; without indices where the method makes them common."""
         common = METHODS[self.method].common(self.options)
-        return Encoding(self.values, "common" if common else self.indices)
+        return Encoding(self.values, "common" if common else self.indices, self.rounding)
 
     def asdict(self) -> dict[str, Any]:
         """The fields as plain JSON values."""

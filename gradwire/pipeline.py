@@ -14,6 +14,7 @@ from gradwire.cluster.group import Group
 from gradwire.compress import METHODS
 from gradwire.config import Config
 from gradwire.encode import encode
+from gradwire.encode.noise import next_noise
 from gradwire.exchange import EXCHANGES
 from gradwire.kernels.scan import Piece
 from gradwire.stages import stage
@@ -43,7 +44,9 @@ def average(
             compress = METHODS[config.method].run
             sparse = compress(bundle.u, choice.k, bundle.memory, scan, **config.options)
     with stage("encode"):
-        message = encode(sparse, scan.finite, config.encoding, bundle.size)
+        stochastic = sparse is not None and config.rounding == "stochastic"
+        noise = next_noise(bundle.memory, bundle.u.device) if stochastic else None
+        message = encode(sparse, scan.finite, config.encoding, bundle.size, noise)
         if sparse is not None and config.values != "fp32":
             bundle.count_rounding(sparse.values, message.delivered.values)
     outcome = EXCHANGES[choice.exchange].run(message, bundle.u, group)

@@ -42,6 +42,7 @@ def train(
     exchange: opt.Exchange = None,
     values: opt.Values = None,
     indices: opt.Indices = None,
+    rounding: opt.Rounding = None,
     dense_steps: opt.DenseSteps = None,
     warmup: opt.Warmup = None,
     warmup_steps: opt.WarmupSteps = None,
@@ -67,8 +68,8 @@ def train(
         "batch": batch, "lr": lr, "lr_drop": _numbers("--lr-drop", lr_drop, int),
         "momentum": momentum, "weight_decay": weight_decay, "seed": seed, "method": method,
         "density": density, "exchange": exchange, "values": values, "indices": indices,
-        "dense_steps": dense_steps, "method_options": tuple(method_options or ()) or None,
-        "warmup": _numbers("--warmup", warmup, float), "warmup_steps": warmup_steps,
+        "rounding": rounding, "dense_steps": dense_steps, "warmup": _numbers("--warmup", warmup, float),
+        "method_options": tuple(method_options or ()) or None, "warmup_steps": warmup_steps,
         "keep_dense": tuple(keep_dense or ()) or None, "compare": tuple(compare or ()) or None,
         "workers": workers, "device": device, "log_every": log_every,
     }  # fmt: skip

@@ -144,7 +144,16 @@ Indices = Annotated[
         "--indices",
         panel=HOW,
         default=Options.indices,
-        help="How indices travel: int32, packed, bitmap, or auto (the smallest).",
+        help="How indices travel: int32, packed, local16, bitmap, or auto (the smallest).",
+    ),
+]
+Rounding = Annotated[
+    str | None,
+    option(
+        "--rounding",
+        panel=HOW,
+        default=Options.rounding,
+        help="How bf16, int8 and int4 values are rounded: nearest or stochastic.",
     ),
 ]
 DenseSteps = Annotated[

@@ -6,7 +6,7 @@ from torch import Tensor
 from gradwire.cluster.group import Group
 from gradwire.encode import Encoding, Message, nbytes
 from gradwire.exchange.outcome import Outcome
-from gradwire.kernels import decode, spread
+from gradwire.kernels import decode, unpack
 from gradwire.stages import stage
 
 
@@ -17,26 +17,16 @@ def allgather(message: Message, u: Tensor, group: Group) -> Outcome:
     gets the same bits. A rank that is not finite makes the start NaN instead of zero.
     """
     gathered = group.all_gather(message.buffer)
-    with stage("decode"):
-        update, ok = (_fused if message.encoding.plain else _one_by_one)(message, gathered)
-    return Outcome(update, message.delivered, ok)
-
-
-def _fused(message: Message, gathered: Tensor) -> tuple[Tensor, Tensor]:
-    mine = message.chosen
+    mine, encoding = message.chosen, message.encoding
     common = mine.indices if mine.common else None
-    dtype = message.encoding.dtype
-    return decode(gathered, message.buffer, mine.size, mine.capacity, dtype, common)
-
-
-def _one_by_one(message: Message, gathered: Tensor) -> tuple[Tensor, Tensor]:
-    received = [message.unpack(row) for row in gathered.unbind()]
-    ok = torch.stack([usable for _, usable in received]).all()
-    update = torch.empty(message.chosen.size + 1, device=gathered.device)
-    update.copy_(torch.where(ok, 0.0, float("nan")))
-    for entries, _ in received:
-        spread(update, entries.indices, entries.values / len(received))
-    return update, ok
+    with stage("decode"):
+        dtype = torch.float32
+        if encoding.plain:
+            dtype = encoding.dtype
+        else:
+            gathered = unpack(gathered, mine.size, mine.capacity, encoding)
+        update, ok = decode(gathered, message.buffer, mine.size, mine.capacity, dtype, common)
+    return Outcome(update, message.delivered, ok)
 
 
 def allgather_bytes(ranks: int, size: int, capacity: int, encoding: Encoding) -> int:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from gradwire.cluster.group import Group
 from gradwire.encode import Encoding, Message, encode, nbytes
+from gradwire.encode.noise import Noise
 from gradwire.exchange.outcome import Outcome
 from gradwire.exchange.union import merge
 from gradwire.kernels import spread, topk
@@ -51,10 +52,12 @@ class Merging:
         self._group = group
         self._message = message
         self.delivered = message.delivered
+        self._rounds = 0
 
     def round(self, to: int | None, source: int | None, keeper: bool) -> None:
         """Send what this rank holds, merge what it gets; the keeper takes back what is cut."""
         received = self._group.swap(self._message.buffer, to, source)
+        self._rounds += 1
         if received is None:
             return
         with stage("decode"):
@@ -64,10 +67,17 @@ class Merging:
         with stage("compress"):
             chosen = keep(summed, mine.capacity)
         with stage("encode"):
-            self._message = encode(chosen, usable & also, self._like.encoding)
+            like = self._like
+            self._message = encode(
+                chosen, usable & also, like.encoding, noise=self._noise(like.noise)
+            )
             if keeper:
                 cut = subtract(summed, self._message.delivered)
                 self.delivered = subtract(self.delivered, cut)
+
+    def _noise(self, own: Noise | None) -> Noise | None:
+        """The same bits for all ranks that merge the same entries; others in every round."""
+        return None if own is None else replace(own, rank=self._group.size + self._rounds)
 
     def hand_back(self, to: int | None, source: int | None) -> Tensor:
         """The result: sent to the rank that had folded in, or got from the one it folded to."""

@@ -11,5 +11,6 @@ from gradwire.kernels.scan import scan
 from gradwire.kernels.settle import settle
 from gradwire.kernels.spread import spread
 from gradwire.kernels.topk import select, topk
+from gradwire.kernels.unpack import unpack
 
-__all__ = ["decode", "momentum", "pack", "scan", "select", "settle", "spread", "topk"]
+__all__ = ["decode", "momentum", "pack", "scan", "select", "settle", "spread", "topk", "unpack"]

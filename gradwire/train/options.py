@@ -27,6 +27,7 @@ class Options:
     density: float = 0.01
     values: str = "fp32"
     indices: str = "int32"
+    rounding: str = "nearest"
     dense_steps: int = 0
     warmup: tuple[float, ...] = ()
     warmup_steps: int = 0
@@ -72,6 +73,7 @@ class Options:
             density=self.density,
             values=self.values,
             indices=self.indices,
+            rounding=self.rounding,
             dense=self.keep_dense,
             dense_steps=self.dense_steps,
             warmup=self.warmup,
@@ -84,7 +86,8 @@ class Options:
         if name.partition("/")[0] != self.method:
             other["method_options"] = ()
         if name.partition("/")[0] == "dense":
-            other |= {"values": "fp32", "dense_steps": 0, "warmup": (), "warmup_steps": 0}
+            other |= {"values": "fp32", "rounding": "nearest"}
+            other |= {"dense_steps": 0, "warmup": (), "warmup_steps": 0}
         return dataclasses.replace(self, **other)
 
     @property
@@ -97,7 +100,8 @@ class Options:
         """The run in a few words, e.g. "topk/allgather at 1 %"."""
         if self.method == "dense":
             return "dense"
-        codes = [c for c in (self.values, self.indices) if c not in ("fp32", "int32")]
+        codes = (self.values, self.indices, self.rounding)
+        codes = [c for c in codes if c not in ("fp32", "int32", "nearest")]
         return ", ".join([f"{self.method}/{self.exchange} at {100 * self.density:g} %", *codes])
 
     def lr_at(self, epoch: int) -> float:

@@ -12,6 +12,7 @@ from gradwire.encode import HEADER, Encoding, decode, encode, nbytes
 from gradwire.encode.indices import index_bytes
 from gradwire.encode.values import VALUES
 from gradwire.errors import MessageError
+from gradwire.types import Sparse
 
 TRUE = torch.tensor(True)
 
@@ -25,7 +26,7 @@ def sparse(size=1000, k=50, seed=0):
     size=st.integers(1, 5000),
     share=st.floats(0, 1),
     values=st.sampled_from([*VALUES]),
-    indices=st.sampled_from(["int32", "packed", "bitmap", "auto"]),
+    indices=st.sampled_from(["int32", "packed", "local16", "bitmap", "auto"]),
     padding=st.integers(0, 4),
     finite=st.booleans(),
     seed=st.integers(0, 1000),
@@ -72,6 +73,20 @@ def test_auto_is_the_smallest():
     for share, name in ((0.001, "packed"), (0.2, "packed"), (0.3, "bitmap")):
         k = int(share * 10000)
         assert Encoding(indices="auto").settled(10000, k).indices == name
+
+
+@pytest.mark.parametrize("size", [65_535, 65_536, 65_537, 200_000])
+def test_local16_at_the_borders_of_its_blocks(size):
+    """Ends of blocks, blocks without entries, padding behind a last block that is full."""
+    where = [0, 65_534, 65_535, 65_536, 131_071, 131_072, 199_999]
+    real = sorted({min(i, size - 1) for i in where})
+    indices = torch.tensor([*real, size], dtype=torch.int32)
+    entries = Sparse(indices, torch.zeros(len(indices)), torch.tensor(len(real)), size)
+    message = encode(entries, TRUE, Encoding("fp32", "local16"))
+    assert decode(message.buffer)[0].indices.tolist() == [*real, size]
+    blocks = -(-size // 65_536)
+    ends = message.buffer[HEADER : HEADER + 4 * blocks].view(torch.int32).tolist()
+    assert ends == [sum(i < 65_536 * (b + 1) for i in real) for b in range(blocks)]
 
 
 @pytest.mark.parametrize("name", ["packed", "bitmap"])
