@@ -68,8 +68,9 @@ def train(
         "batch": batch, "lr": lr, "lr_drop": _numbers("--lr-drop", lr_drop, int),
         "momentum": momentum, "weight_decay": weight_decay, "seed": seed, "method": method,
         "density": density, "exchange": exchange, "values": values, "indices": indices,
-        "rounding": rounding, "dense_steps": dense_steps, "warmup": _numbers("--warmup", warmup, float),
-        "method_options": tuple(method_options or ()) or None, "warmup_steps": warmup_steps,
+        "rounding": rounding, "dense_steps": dense_steps, "warmup_steps": warmup_steps,
+        "method_options": tuple(method_options or ()) or None,
+        "warmup": _numbers("--warmup", warmup, float),
         "keep_dense": tuple(keep_dense or ()) or None, "compare": tuple(compare or ()) or None,
         "workers": workers, "device": device, "log_every": log_every,
     }  # fmt: skip
