@@ -100,8 +100,8 @@ class Options:
         """The run in a few words, e.g. "topk/allgather at 1 %"."""
         if self.method == "dense":
             return "dense"
-        codes = (self.values, self.indices, self.rounding)
-        codes = [c for c in codes if c not in ("fp32", "int32", "nearest")]
+        usual = ("fp32", "int32", "nearest")
+        codes = [c for c in (self.values, self.indices, self.rounding) if c not in usual]
         return ", ".join([f"{self.method}/{self.exchange} at {100 * self.density:g} %", *codes])
 
     def lr_at(self, epoch: int) -> float:
