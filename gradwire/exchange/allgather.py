@@ -8,9 +8,10 @@ from gradwire.encode import Encoding, Message, nbytes
 from gradwire.exchange.outcome import Outcome
 from gradwire.kernels import decode, spread
 from gradwire.stages import stage
+from gradwire.types import Memory
 
 
-def allgather(message: Message, u: Tensor, group: Group) -> Outcome:
+def allgather(message: Message, u: Tensor, group: Group, memory: Memory) -> Outcome:
     """Every rank's entries to every rank, in one all-gather.
 
     1. gather the P messages; 2. from zero, add them one by one in rank order, so that every rank
@@ -42,3 +43,8 @@ def _one_by_one(message: Message, gathered: Tensor) -> tuple[Tensor, Tensor]:
 def allgather_bytes(ranks: int, size: int, capacity: int, encoding: Encoding) -> int:
     """A ring passes each message on P - 1 times."""
     return (ranks - 1) * nbytes(capacity, encoding, size)
+
+
+def allgather_rounds(ranks: int) -> int:
+    """Once around the ring."""
+    return ranks - 1
