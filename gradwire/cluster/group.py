@@ -63,9 +63,11 @@ class DistributedGroup:
         self,
         process_group: dist.ProcessGroup,
         device: torch.device,
+        timeout: timedelta | None = None,
         parent: "DistributedGroup | None" = None,
     ) -> None:
         self.process_group = process_group
+        self.timeout = timeout
         self._parent = parent
         self._splits: dict[int, tuple[DistributedGroup, DistributedGroup]] = {}
         self.device = device
@@ -122,10 +124,10 @@ class DistributedGroup:
         peers = dist.get_process_group_ranks(self.process_group)
         own = dist.new_group(
             [peers[m] for m in members],
-            timeout=self.process_group._get_backend(self.device).options._timeout,
+            timeout=self.timeout,
             use_local_synchronization=True,
         )
-        return DistributedGroup(own, self.device, self)
+        return DistributedGroup(own, self.device, self.timeout, self)
 
     def _count(self, sent: int, rounds: int) -> None:
         self.bytes_sent += sent

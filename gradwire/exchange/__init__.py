@@ -14,10 +14,19 @@ from gradwire.encode.values import VALUES
 from gradwire.exchange.allgather import allgather, allgather_bytes, allgather_rounds
 from gradwire.exchange.dense import dense, dense_bytes, dense_rounds
 from gradwire.exchange.dense_bf16 import dense_bf16, dense_bf16_bytes
+from gradwire.exchange.gs_sgd import gs_sgd, gs_sgd_bytes, gs_sgd_rounds
 from gradwire.exchange.gtopk import gtopk, gtopk_bytes, gtopk_prepare, gtopk_rounds
+from gradwire.exchange.hierarchical import (
+    hierarchical,
+    hierarchical_bytes,
+    hierarchical_prepare,
+    hierarchical_rounds,
+)
 from gradwire.exchange.oktopk import oktopk, oktopk_bytes, oktopk_prepare, oktopk_rounds
 from gradwire.exchange.ordered import ordered_rounds
 from gradwire.exchange.outcome import Outcome
+from gradwire.exchange.sketched import sketched, sketched_bytes, sketched_rounds
+from gradwire.exchange.table import table_prepare
 from gradwire.exchange.union import union, union_bytes, union_rounds
 
 __all__ = ["EXCHANGES", "Exchange", "Outcome"]
@@ -63,6 +72,15 @@ EXCHANGES: dict[str, Exchange] = {
         Exchange(union, union_bytes, union_rounds, SUMMED),
         Exchange(gtopk, gtopk_bytes, gtopk_rounds, prepare=gtopk_prepare),
         Exchange(oktopk, oktopk_bytes, oktopk_rounds, prepare=oktopk_prepare),
+        Exchange(sketched, sketched_bytes, sketched_rounds, SUMMED, True, table_prepare),
+        Exchange(gs_sgd, gs_sgd_bytes, gs_sgd_rounds, SUMMED, True, table_prepare),
+        Exchange(
+            hierarchical,
+            hierarchical_bytes,
+            hierarchical_rounds,
+            chooses=True,
+            prepare=hierarchical_prepare,
+        ),
         Exchange(dense, dense_bytes, dense_rounds, ("fp32",)),
         Exchange(dense_bf16, dense_bf16_bytes, ordered_rounds, ("fp32",)),
     )

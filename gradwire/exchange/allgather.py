@@ -19,8 +19,13 @@ def allgather(message: Message, u: Tensor, group: Group, memory: Memory) -> Outc
     """
     gathered = group.all_gather(message.buffer)
     with stage("decode"):
-        update, ok = (_fused if message.encoding.plain else _one_by_one)(message, gathered)
+        update, ok = mean_of(message, gathered)
     return Outcome(update, message.delivered, ok)
+
+
+def mean_of(message: Message, gathered: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean of messages like this one, added in their order, and whether all can be used."""
+    return (_fused if message.encoding.plain else _one_by_one)(message, gathered)
 
 
 def _fused(message: Message, gathered: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,7 @@
 """Pairs of workers merge what they chose, and keep k of it, until all hold the same k."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -105,13 +107,13 @@ def gtopk_prepare(group: Group, size: int, capacity: int, variant: str = "lossle
         raise unknown("variant of gtopk", variant, VARIANTS)
 
 
-def gtopk_rounds(ranks: int, variant: str = "") -> int:
+def gtopk_rounds(ranks: int, **options: Any) -> int:
     """log2 P, and two more when P is not a power of two."""
     rounds = ranks.bit_length() - 1
     return rounds + (2 if ranks > 1 << rounds else 0)
 
 
-def gtopk_bytes(ranks: int, size: int, capacity: int, encoding: Encoding, variant: str = "") -> int:
+def gtopk_bytes(ranks: int, size: int, capacity: int, encoding: Encoding, **options: Any) -> int:
     """The most that leaves one rank: a message in each of log2 P rounds, and one to hand back."""
     rounds = ranks.bit_length() - 1
     power = 1 << rounds

@@ -1,6 +1,7 @@
 """Regions of the vector have owners: entries go to their owner, sums come back."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -158,15 +159,13 @@ def oktopk_prepare(group: Group, size: int, capacity: int, refresh: int = 32) ->
         raise ConfigError(f"refresh must be at least 1, got {refresh}: 1 is exact in every step")
 
 
-def oktopk_bytes(
-    ranks: int, size: int, capacity: int, encoding: Encoding, refresh: int = 32
-) -> int:
+def oktopk_bytes(ranks: int, size: int, capacity: int, encoding: Encoding, **options: Any) -> int:
     """P - 1 messages of c entries to the owners, as many from each, and P places with these."""
     c = room(ranks, capacity)
     encoding = _with_indices(encoding, size, c)
     return (ranks - 1) * (2 * nbytes(c, encoding, size) + 4 * ranks)
 
 
-def oktopk_rounds(ranks: int, refresh: int = 32) -> int:
+def oktopk_rounds(ranks: int, **options: Any) -> int:
     """To every owner, and once around the ring."""
     return 2 * (ranks - 1)
