@@ -4,7 +4,8 @@ import pytest
 
 import gradwire
 from gradwire.accumulate import Schedule
-from gradwire.config import Config, configure, parse_options
+from gradwire.config import Config, configure
+from gradwire.options import parse_options
 
 
 def test_defaults_and_names():
@@ -40,7 +41,7 @@ def test_fields_on_top_of_a_config():
         ({"values": "bf16", "exchange": "dense"}, "has no effect on exchange 'dense'"),
         ({"values": "int8", "exchange": "union"}, "fp32 or bf16, not 'int8'"),
         ({"indices": "common"}, "chosen by methods"),
-        ({"options": {"seed": 1}}, "method 'topk' has no options"),
+        ({"options": {"seed": 1}}, "topk/allgather has no option 'seed'; there is one of randk"),
         ({"dense_steps": -1}, "dense_steps must be a whole number of at least 0, got -1"),
         ({"bundle_mb": 0}, "bundle_mb must be a number above 0, got 0"),
         ({"timeout": float("inf")}, "timeout must be a number above 0, got inf"),
@@ -57,14 +58,14 @@ def test_config_must_be_one():
 
 
 def test_options_from_texts():
-    assert parse_options("randk", ["shared=false", "seed=7"]) == {"shared": False, "seed": 7}
+    assert parse_options(["shared=false", "seed=7"], "randk") == {"shared": False, "seed": 7}
     for texts, message in (
         (["shared"], "NAME=VALUE, got 'shared'"),
         (["seed=x"], "option seed of randk must be int, got 'x'"),
         (["shared=2"], "option shared of randk must be bool, got '2'"),
     ):
         with pytest.raises(ValueError, match=message):
-            parse_options("randk", texts)
+            parse_options(texts, "randk")
 
 
 def test_schedule():

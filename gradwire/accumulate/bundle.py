@@ -36,6 +36,7 @@ class Bundle:
         self.u = self.buffer[: self.size]
         """gradient + residual, the spare entry left out."""
         self.energy = torch.zeros(2, dtype=torch.float64, device=device)
+        self.leaked = torch.zeros(2, dtype=torch.float64, device=device)
         self._maxima = torch.zeros(0, device=device)
 
     @property

@@ -112,7 +112,8 @@ MethodOptions = Annotated[
         "--option",
         panel=HOW,
         metavar="NAME=VALUE",
-        help="An option of the method, e.g. shared=false for randk. May be repeated.",
+        help="An option of the method or the exchange, e.g. shared=false for randk, rows=3 for "
+        "gs-sgd. May be repeated.",
     ),
 ]
 Density = Annotated[

@@ -8,27 +8,38 @@ from gradwire.encode import Encoding, Message, nbytes
 from gradwire.exchange.outcome import Outcome
 from gradwire.kernels import decode, unpack
 from gradwire.stages import stage
+from gradwire.types import Memory
 
 
-def allgather(message: Message, u: Tensor, group: Group) -> Outcome:
+def allgather(message: Message, u: Tensor, group: Group, memory: Memory) -> Outcome:
     """Every rank's entries to every rank, in one all-gather.
 
     1. gather the P messages; 2. from zero, add them one by one in rank order, so that every rank
     gets the same bits. A rank that is not finite makes the start NaN instead of zero.
     """
     gathered = group.all_gather(message.buffer)
+    with stage("decode"):
+        update, ok = mean_of(message, gathered)
+    return Outcome(update, message.delivered, ok)
+
+
+def mean_of(message: Message, gathered: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean of messages like this one, added in their order, and whether all can be used."""
     mine, encoding = message.chosen, message.encoding
     common = mine.indices if mine.common else None
-    with stage("decode"):
-        dtype = torch.float32
-        if encoding.plain:
-            dtype = encoding.dtype
-        else:
-            gathered = unpack(gathered, mine.size, mine.capacity, encoding)
-        update, ok = decode(gathered, message.buffer, mine.size, mine.capacity, dtype, common)
-    return Outcome(update, message.delivered, ok)
+    dtype = torch.float32
+    if encoding.plain:
+        dtype = encoding.dtype
+    else:
+        gathered = unpack(gathered, mine.size, mine.capacity, encoding)
+    return decode(gathered, message.buffer, mine.size, mine.capacity, dtype, common)
 
 
 def allgather_bytes(ranks: int, size: int, capacity: int, encoding: Encoding) -> int:
     """A ring passes each message on P - 1 times."""
     return (ranks - 1) * nbytes(capacity, encoding, size)
+
+
+def allgather_rounds(ranks: int) -> int:
+    """Once around the ring."""
+    return ranks - 1

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from gradwire import models
-from gradwire.config import Config, parse_options
+from gradwire.config import Config
 from gradwire.errors import ConfigError, unknown
+from gradwire.options import options_of, parse_options, resolve_names
 
 FREE = ("workers", "epochs", "data_dir")
 """What a resumed run may change; anything else would make it another run."""
@@ -68,7 +69,7 @@ class Options:
         """How gradients are compressed and exchanged, for `gradwire.attach`."""
         return Config(
             method=self.method,
-            options=parse_options(self.method.partition("/")[0], self.method_options),
+            options=parse_options(self.method_options, self.method, self.exchange),
             exchange=self.exchange,
             density=self.density,
             values=self.values,
@@ -83,8 +84,11 @@ class Options:
     def against(self, name: str) -> "Options":
         """The same run with another "method" or "method/exchange"."""
         other: dict[str, Any] = {"method": name, "exchange": "", "compare": ()}
-        if name.partition("/")[0] != self.method:
-            other["method_options"] = ()
+        method, exchange = resolve_names(name)
+        known = options_of(method, exchange) if method == self.method else {}
+        other["method_options"] = tuple(
+            text for text in self.method_options if text.partition("=")[0] in known
+        )
         if name.partition("/")[0] == "dense":
             other |= {"values": "fp32", "rounding": "nearest"}
             other |= {"dense_steps": 0, "warmup": (), "warmup_steps": 0}
