@@ -15,15 +15,14 @@ def as_table(rows: Sequence[Row]) -> Table:
     title = f"{rows[0].device}; {rows[0].versions}"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     left = ("method", "data")
-    right = ("size", "density", "n/k", "energy", "recall", "ms", "p80", "GB/s", "ratio")
+    right = ("size", "density", "n/k", "energy", "recall", "ms", "ratio")
     for name in left + right:
         table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
     for row in rows:
         cells = (row.method, row.data, as_count(row.size), f"{row.density:g}")
         found = ("" if x is None else f"{x:.3g}" for x in (row.energy, row.recall))
-        times = (f"{t:.4g}" for t in (row.ms, row.p80))
         share = f"{row.achieved / row.k:.3g}"
-        table.add_row(*cells, share, *found, *times, f"{row.gbps:,.0f}", f"{row.ratio:.2f}x")
+        table.add_row(*cells, share, *found, f"{row.ms:.4g}", f"{row.ratio:.2f}x")
     return table
 
 

@@ -55,6 +55,7 @@ def train(
     resume: opt.Resume = None,
     max_steps: opt.MaxSteps = None,
     checkpoint_every: opt.CheckpointEvery = None,
+    record_gradients: opt.RecordGradients = None,
     log_every: opt.LogEvery = None,
     quiet: opt.Quiet = False,
 ) -> None:
@@ -74,7 +75,7 @@ def train(
         "keep_dense": tuple(keep_dense or ()) or None, "compare": tuple(compare or ()) or None,
         "workers": workers, "device": device, "log_every": log_every,
     }  # fmt: skip
-    sitting = Sitting(max_steps, checkpoint_every, quiet)
+    sitting = Sitting(max_steps, checkpoint_every, record_gradients, quiet)
     command = f"{program()} {shlex.join(sys.argv[1:])}"
     try:
         code = conduct(_plan(given, out, overwrite, resume, sitting=sitting, command=command))

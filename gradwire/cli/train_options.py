@@ -261,6 +261,16 @@ CheckpointEvery = Annotated[
         help="Steps between checkpoints, besides those at the ends of epochs.",
     ),
 ]
+RecordGradients = Annotated[
+    int | None,
+    option(
+        "--record-gradients",
+        panel=KEEP,
+        min=1,
+        help="Every so many steps write what rank 0 chose from (gradient + residual; of --method "
+        "dense the gradient) to gradients/, for bench compress --gradient.",
+    ),
+]
 LogEvery = Annotated[
     int | None,
     option(

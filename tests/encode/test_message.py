@@ -13,6 +13,7 @@ from gradwire.encode.indices import index_bytes
 from gradwire.encode.values import VALUES
 from gradwire.errors import MessageError
 from gradwire.types import Sparse
+from tests.fuzz_messages import fuzz
 
 TRUE = torch.tensor(True)
 
@@ -168,25 +169,13 @@ def test_damage_is_refused(buffer, message):
         decode(buffer)
 
 
-def test_fuzzed_messages_never_crash_or_reach_outside():
-    """Random bytes behind a plausible header: an error, or entries inside the vector."""
-    generator = torch.Generator().manual_seed(0)
-    original = encode(sparse(), TRUE)
-    accepted = 0
-    for _ in range(3000):
-        buffer = original.buffer.clone()
-        for _ in range(int(torch.randint(1, 4, (), generator=generator))):
-            where = int(torch.randint(0, buffer.numel(), (), generator=generator))
-            buffer[where] = int(torch.randint(0, 256, (), generator=generator))
-        try:
-            entries, _ = decode(buffer)
-            accepted += 1
-            assert entries.dense().numel() == entries.size
-        except MessageError:
-            pass
-        seen, _ = original.unpack(buffer)
-        assert 0 <= int(seen.indices.min()) <= int(seen.indices.max()) <= 1000
-    assert 0 < accepted < 3000
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**32))
+def test_damaged_messages_give_an_error_or_a_valid_answer(seed):
+    """Every encoding; `make fuzz` does a million."""
+    outcomes = fuzz(250, seed)
+    assert outcomes["valid"] > 10
+    assert outcomes["refused"] > 100
 
 
 def test_a_message_of_another_shape_may_not_be_used():
