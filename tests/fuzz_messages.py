@@ -4,6 +4,7 @@ CI runs a few thousand; `make fuzz`, or `python -m tests.fuzz_messages --count 1
 """
 
 import argparse
+import functools
 import itertools
 import random
 import time
@@ -23,6 +24,7 @@ SHAPES = [(1, 1, 0), (40, 40, 0), (999, 33, 5), (70_000, 12, 1), (131_072, 300, 
 WORDS = [0, 1, 2, -1, 31, 32, 33, 255, 256, 2**16, 2**24, 2**31 - 1, -(2**31)]
 
 
+@functools.cache
 def originals():
     """A message of every encoding and shape, as `Message`."""
     out = []
@@ -79,8 +81,7 @@ def check(message, raw: bytes) -> str:
     try:
         entries, finite = decode(buffer, mine.indices if mine.common else None)
         outcome = "valid"
-    except MessageError as error:
-        assert str(error)
+    except MessageError:
         outcome = "refused"
     else:
         assert isinstance(finite, bool)
@@ -106,6 +107,16 @@ def check(message, raw: bytes) -> str:
 def fuzz(count: int, seed: int = 0) -> Counter[str]:
     """How many of `count` damaged messages were valid and how many refused."""
     rng = random.Random(seed)
+    threads = torch.get_num_threads()
+    # Vectors this small are slower on many threads, by far where other processes use them too.
+    torch.set_num_threads(1)
+    try:
+        return _fuzz(count, seed, rng)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _fuzz(count: int, seed: int, rng: random.Random) -> Counter[str]:
     messages = originals()
     raw = [bytes(m.buffer.tolist()) for m in messages]
     outcomes: Counter[str] = Counter()
@@ -126,7 +137,6 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
-    torch.set_num_threads(1)
     begin = time.perf_counter()
     outcomes = fuzz(given.count, given.seed)
     print(f"{given.count:,} messages, {dict(outcomes)}, {time.perf_counter() - begin:.0f} s")
