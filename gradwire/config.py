@@ -77,6 +77,8 @@ class Config:
                 f"exchange {self.exchange!r} adds values on the way: "
                 f"{' or '.join(exchange.values)}, not {self.values!r}"
             )
+        if exchange.check is not None:
+            exchange.check(**self.exchange_options)
         if exchange.chooses and self.method not in ("topk", "dense"):
             raise ConfigError(
                 f"exchange {self.exchange!r} chooses the entries itself, by the size of their sum: "
