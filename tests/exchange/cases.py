@@ -10,7 +10,7 @@ from gradwire.compress import METHODS
 from gradwire.encode import Encoding, encode
 from gradwire.encode.values import VALUES
 from gradwire.exchange import EXCHANGES
-from gradwire.types import Memory, padding
+from gradwire.types import Memory, align, padding
 
 SKETCHES = ("sketched", "gs-sgd")
 
@@ -27,7 +27,7 @@ def allowed(methods=METHODS):
 
 def options(exchange, size, k):
     """A sketch as small as it may be; nothing for the others."""
-    return {"rows": 1, "columns": min(size, 4 * k)} if exchange in SKETCHES else {}
+    return {"rows": 1, "columns": min(align(size), 4 * k)} if exchange in SKETCHES else {}
 
 
 @dataclass

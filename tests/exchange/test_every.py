@@ -29,8 +29,8 @@ def test_law_and_equal_bits(method, exchange, values):
     """A worker with nothing to send is among them: "one worker" leaves the others zeros."""
     generator = torch.Generator().manual_seed(len(exchange + values))
     for i, world in enumerate(WORLDS):
-        for j, kind in enumerate(KINDS):
-            size = SIZES[(i + j) % len(SIZES)]
+        for j in range(3 * i, 3 * i + 3):
+            kind, size = KINDS[j % len(KINDS)], SIZES[(i + j) % len(SIZES)]
             k = max(1, size // (3, 10, 40)[j % 3])
             indices = ("int32", "packed", "auto")[(i + j) % 3]
             more = extra(exchange, size, k, world)
@@ -96,13 +96,13 @@ def test_predicted_bytes_and_rounds_are_counted(exchange, more, world):
     if world % more.get("local", 1):
         return
     for values in sorted({"fp32", "bf16", "int8"} & set(EXCHANGES[exchange].values)):
-        for indices in ("int32", "packed"):
-            size, k = align(3001), entries(0.01, 3001)
-            u = [torch.randn(size) for _ in range(world)]
-            out = Hand(exchange, world, values=values, indices=indices, **more).step(u, k)
-            cost = EXCHANGES[exchange]
-            assert out.sent == cost.bytes(world, size, k, Encoding(values, indices), **more)
-            assert out.rounds == cost.rounds(world, **more)
+        indices = "packed" if values == "int8" else "int32"
+        size, k = align(3001), entries(0.01, 3001)
+        u = [torch.randn(size) for _ in range(world)]
+        out = Hand(exchange, world, values=values, indices=indices, **more).step(u, k)
+        cost = EXCHANGES[exchange]
+        assert out.sent == cost.bytes(world, size, k, Encoding(values, indices), **more)
+        assert out.rounds == cost.rounds(world, **more)
 
 
 REAL = [
