@@ -84,6 +84,8 @@ class Config:
                 f"rounding='stochastic' is for exchanges 'allgather' and 'gtopk'; "
                 f"{self.exchange!r} rounds to the nearest"
             )
+        if exchange.check is not None:
+            exchange.check(**self.exchange_options)
         if exchange.chooses and self.method not in ("topk", "dense"):
             raise ConfigError(
                 f"exchange {self.exchange!r} chooses the entries itself, by the size of their sum: "

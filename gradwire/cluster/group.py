@@ -113,7 +113,9 @@ class DistributedGroup:
 
     def split(self, local: int) -> "tuple[DistributedGroup, DistributedGroup]":
         if local not in self._splits:
+            before = self.bytes_sent, self.rounds
             self.agree("split", local=local)
+            self.bytes_sent, self.rounds = before
             self._splits[local] = (
                 self._sub(range(self.rank // local * local, (self.rank // local + 1) * local)),
                 self._sub(range(self.rank % local, self.size, local)),

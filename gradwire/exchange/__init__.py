@@ -15,18 +15,18 @@ from gradwire.exchange.allgather import allgather, allgather_bytes, allgather_ro
 from gradwire.exchange.dense import dense, dense_bytes, dense_rounds
 from gradwire.exchange.dense_bf16 import dense_bf16, dense_bf16_bytes
 from gradwire.exchange.gs_sgd import gs_sgd, gs_sgd_bytes, gs_sgd_rounds
-from gradwire.exchange.gtopk import gtopk, gtopk_bytes, gtopk_prepare, gtopk_rounds
+from gradwire.exchange.gtopk import gtopk, gtopk_bytes, gtopk_check, gtopk_rounds
 from gradwire.exchange.hierarchical import (
     hierarchical,
     hierarchical_bytes,
     hierarchical_prepare,
     hierarchical_rounds,
 )
-from gradwire.exchange.oktopk import oktopk, oktopk_bytes, oktopk_prepare, oktopk_rounds
+from gradwire.exchange.oktopk import oktopk, oktopk_bytes, oktopk_check, oktopk_rounds
 from gradwire.exchange.ordered import ordered_rounds
 from gradwire.exchange.outcome import Outcome
 from gradwire.exchange.sketched import sketched, sketched_bytes, sketched_rounds
-from gradwire.exchange.table import table_prepare
+from gradwire.exchange.table import Table, table_prepare
 from gradwire.exchange.union import union, union_bytes, union_rounds
 
 __all__ = ["EXCHANGES", "Exchange", "Outcome"]
@@ -47,6 +47,8 @@ class Exchange:
     """How values may travel."""
     chooses: bool = False
     """Whether it looks at u itself, for the largest of the sum; the message only says how many."""
+    check: Callable[..., object] | None = None
+    """(options...): raises for a value that cannot work, whatever the model and the ranks."""
     prepare: Callable[..., None] | None = None
     """(group, size, capacity, options...): raises for what cannot work; called by all ranks."""
 
@@ -70,10 +72,10 @@ EXCHANGES: dict[str, Exchange] = {
     for x in (
         Exchange(allgather, allgather_bytes, allgather_rounds),
         Exchange(union, union_bytes, union_rounds, SUMMED),
-        Exchange(gtopk, gtopk_bytes, gtopk_rounds, prepare=gtopk_prepare),
-        Exchange(oktopk, oktopk_bytes, oktopk_rounds, prepare=oktopk_prepare),
-        Exchange(sketched, sketched_bytes, sketched_rounds, SUMMED, True, table_prepare),
-        Exchange(gs_sgd, gs_sgd_bytes, gs_sgd_rounds, SUMMED, True, table_prepare),
+        Exchange(gtopk, gtopk_bytes, gtopk_rounds, check=gtopk_check),
+        Exchange(oktopk, oktopk_bytes, oktopk_rounds, check=oktopk_check),
+        Exchange(sketched, sketched_bytes, sketched_rounds, SUMMED, True, Table, table_prepare),
+        Exchange(gs_sgd, gs_sgd_bytes, gs_sgd_rounds, SUMMED, True, Table, table_prepare),
         Exchange(
             hierarchical,
             hierarchical_bytes,

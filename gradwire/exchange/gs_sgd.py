@@ -50,6 +50,7 @@ def halving_mean(values: Tensor, dtype: torch.dtype, group: Group) -> tuple[Tens
     with stage("encode"):
         total = values.new_zeros(power, part)
         total.view(-1)[: values.numel()] = values
+        total = _clamped(total, dtype)
         given = total.clone()
     fold_to = None if inside else rank - power
     fold_from = rank + power if rank < extra else None
@@ -65,7 +66,7 @@ def halving_mean(values: Tensor, dtype: torch.dtype, group: Group) -> tuple[Tens
         low, high = (middle, high) if upper else (low, middle)
     with stage("decode"):
         mean = total / group.size
-        sent = _rounded(mean, dtype)
+        sent = _clamped(mean, dtype).to(dtype)
         if inside:
             given[rank] -= group.size * (mean[rank] - sent[rank].float())
     for r in range(rounds):
@@ -94,7 +95,7 @@ def _add(
 ) -> None:
     """Send the rows `away`, less what rounding takes; add what comes to the rows that stay."""
     with stage("encode"):
-        sent = _rounded(total[away], dtype)
+        sent = _clamped(total[away], dtype).to(dtype)
         if to is not None and dtype != torch.float32:
             given[away] -= total[away] - sent.float()
     received = group.swap(sent, to, source)
@@ -103,10 +104,10 @@ def _add(
             total[stays] += received.float()
 
 
-def _rounded(values: Tensor, dtype: torch.dtype) -> Tensor:
+def _clamped(values: Tensor, dtype: torch.dtype) -> Tensor:
     """Above its largest number a dtype rounds to infinity; clamped, the rest stays behind."""
     limit = torch.finfo(dtype).max
-    return values.clamp(-limit, limit).to(dtype)
+    return values.clamp(-limit, limit)
 
 
 def halving_bytes(ranks: int, entries: int, itemsize: int) -> int:

@@ -30,7 +30,8 @@ def gtopk(
     one hand their entries over first and get the result last. Sends one message a round.
     Different from the paper: what a merge cuts, or rounds, stays with the lowest rank of the merged
     group, as residual. In the paper an entry that is cut and comes back by another branch is lost:
-    variant="paper" does that, and `wire.stats().leaked` says how much it is.
+    variant="paper" does that, and `wire.stats().leaked` says how much (rounding by merges is lost
+    too, but not counted).
     """
     steps = Merging(message, group)
     power = 1 << (group.size.bit_length() - 1)
@@ -63,6 +64,8 @@ class Merging:
         self._message = message
         self._rounds = 0
         self._cuts: list[Sparse] = []
+        self._watched = [message.delivered]
+        self._sets: list[Tensor] = []
 
     def round(self, to: int | None, source: int | None, keeper: bool) -> None:
         """Send what this rank holds, merge what it gets; the keeper takes back what is cut."""
@@ -81,6 +84,9 @@ class Merging:
             self._message = encode(
                 chosen, usable & also, like.encoding, noise=self._noise(like.noise)
             )
+            self._sets.append(chosen.indices)
+            if to is None:
+                self._watched.append(other)
             if keeper:
                 self._cuts.append(subtract(summed, self._message.delivered))
 
@@ -101,18 +107,26 @@ class Merging:
         return out
 
     def as_published(self, result: Sparse) -> tuple[Sparse, Tensor]:
-        """What this rank chose of the result; and the energy its merges cut of it, and all chosen.
+        """What this rank chose of the result; and the energy of what is lost, and of all chosen.
 
-        The published residual keeps what is not in the result, and nothing of what is.
+        The published residual keeps what is not in the result, and nothing of what is. Lost is what
+        is in the result, but was not in a set on the way. A rank that took in another, which sees
+        no sets, counts for both.
         """
-        mine = self._like.delivered
-        lost = [restrict(cut, result.indices).values for cut in self._cuts]
-        energies = [torch.cat([*lost, mine.values[:0]]), mine.values]
-        leaked = torch.stack([values.double().square().sum() for values in energies])
-        return restrict(mine, result.indices), leaked
+        leaked = torch.zeros(2, dtype=torch.float64, device=result.indices.device)
+        for chosen in self._watched if self._sets else ():
+            there = alive = restrict(chosen, result.indices)
+            for indices in self._sets:
+                alive = restrict(alive, indices)
+            leaked += torch.stack([_energy(there) - _energy(alive), _energy(chosen)])
+        return restrict(self._watched[0], result.indices), leaked
 
 
-def gtopk_prepare(group: Group, size: int, capacity: int, variant: str = "lossless") -> None:
+def _energy(sparse: Sparse) -> Tensor:
+    return sparse.values.double().square().sum()
+
+
+def gtopk_check(variant: str = "lossless") -> None:
     """Raises for a variant that does not exist."""
     if variant not in VARIANTS:
         raise unknown("variant of gtopk", variant, VARIANTS)

@@ -153,7 +153,7 @@ def _with_indices(encoding: Encoding, size: int, c: int) -> Encoding:
     return replace(encoding, indices=indices).settled(size, c)
 
 
-def oktopk_prepare(group: Group, size: int, capacity: int, refresh: int = 32) -> None:
+def oktopk_check(refresh: int = 32) -> None:
     """Raises for a period that is none."""
     if refresh < 1:
         raise ConfigError(f"refresh must be at least 1, got {refresh}: 1 is exact in every step")
