@@ -48,15 +48,18 @@ def average(
         message = encode(sparse, scan.finite, config.encoding, bundle.size, noise)
         if sparse is not None and config.values != "fp32":
             bundle.count_rounding(sparse.values, message.delivered.values)
+    exchange = EXCHANGES[choice.exchange]
     options = {} if choice.reason else config.exchange_options
-    outcome = EXCHANGES[choice.exchange].run(message, bundle.u, group, bundle.memory, **options)
+    outcome = exchange.run(message, bundle.u, group, bundle.memory, **options)
     with stage("decode"):
-        if outcome.leaked is not None:
-            bundle.leaked += outcome.leaked
         update, ok, loss = finish(outcome.update, outcome.ok, bundle.dtype, scale)
         sent = outcome.delivered
         indices, values = (sent.indices, sent.values) if isinstance(sent, Sparse) else (None, sent)
         bundle.delivered = Delivered(ok, indices, values, loss)
+        if isinstance(sent, Sparse) and exchange.chooses and config.values != "fp32":
+            bundle.count_rounding(bundle.buffer[sent.indices], sent.values)
+        if outcome.leaked is not None:
+            bundle.leaked += outcome.leaked
     return update
 
 

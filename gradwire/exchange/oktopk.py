@@ -32,8 +32,9 @@ def oktopk(
     The threshold is exact in every `refresh`-th step, the k-th largest that was gathered, and is
     reused in between with the authors' steps. The regions split evenly what was chosen on average
     over the workers; the places travel with the gather, so that every step moves them. Different
-    from the paper: fixed buffers, regions that move at every step, and no local threshold, for the
-    method chooses. With fixed buffers refresh=1 costs the same bytes and keeps k exactly.
+    from the paper: fixed buffers, regions that move at every step, an exact step after one that
+    found less than k / 3, and no local threshold, for the method chooses. With fixed buffers
+    refresh=1 costs the same bytes and keeps k exactly.
     """
     c = room(group.size, message.chosen.capacity)
     with stage("encode"):
@@ -118,13 +119,15 @@ def join(sums: "tuple[Sparse, ...]", k: int, exact: Tensor) -> Sparse:
 
 
 def adapted(result: Sparse, k: int, threshold: Tensor, exact: Tensor) -> Tensor:
-    """The threshold of the next step."""
+    """The threshold of the next step; 0 where it is not known, which makes that step exact."""
     n = result.count
     smallest = torch.where(result.indices < result.size, result.values.abs(), float("inf")).amin()
     # Fewer than k entries say nothing of the k-th largest.
     fresh = torch.where(n < k, 0.0, smallest)
     moved = torch.where(n > MANY * k, threshold * STEP, threshold)
     moved = torch.where(n < FEW * k, threshold / STEP, moved)
+    # A flush, or a sudden change, leaves a threshold that small steps would follow too slowly.
+    moved = torch.where(3 * n < k, 0.0, moved)
     return torch.where(exact, fresh, moved)
 
 
@@ -136,7 +139,7 @@ def _remembered(
         memory["oktopk.steps"] = torch.zeros((), dtype=torch.int64, device=u.device)
         memory["oktopk.threshold"] = torch.zeros((), device=u.device)
     steps = memory["oktopk.steps"]
-    exact = steps % refresh == 0
+    exact = (steps % refresh == 0) | (memory["oktopk.threshold"] == 0)
     steps.add_(1)
     places = memory.get("oktopk.regions")
     if places is None or places.shape != (ranks, ranks):

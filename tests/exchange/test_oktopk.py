@@ -6,7 +6,7 @@ import torch
 import gradwire
 from gradwire.encode import Encoding
 from gradwire.exchange import EXCHANGES
-from gradwire.exchange.oktopk import adapted, quantiles, room, split
+from gradwire.exchange.oktopk import _remembered, adapted, quantiles, room, split
 from gradwire.types import Sparse
 from tests.exchange.cases import Hand
 
@@ -67,8 +67,20 @@ def test_thresholds_move_as_the_authors_move_them():
     assert next_one(12) == next_one(8) == next_one(15) == 3
     assert next_one(7) == pytest.approx(3 / 1.012)
     assert next_one(16) == pytest.approx(3 * 1.012)
+    assert next_one(4) == pytest.approx(3 / 1.012)
+    assert next_one(3) == 0
     assert next_one(12, exact=True) == 9
     assert next_one(11, exact=True) == 0
+
+
+def test_a_sudden_drop_makes_the_next_step_exact():
+    hand = Hand("oktopk", 3, refresh=1000)
+    counts = []
+    for scale in (1, 0.01, 0.01, 0.01):
+        out = hand.step([torch.randn(3000) * scale for _ in range(3)], 60)
+        counts.append(int((out.updates[0] != 0).sum()))
+    assert counts[:3] == [60, 0, 60]
+    assert counts[3] > 30
 
 
 def test_regions_follow_what_is_chosen():
@@ -108,11 +120,8 @@ def test_quantiles():
 def test_another_number_of_ranks_starts_from_equal_regions():
     hand = Hand("oktopk", 3)
     hand.step([torch.randn(300) for _ in range(3)], 9)
-    other = Hand("oktopk", 4)
-    for memory in other.memories:
-        memory.update({k: v.clone() for k, v in hand.memories[0].items()})
-    out = other.step([torch.randn(300) for _ in range(4)], 9)
-    assert len({x.numpy().tobytes() for x in out.updates}) == 1
+    edges, _, _ = _remembered(hand.memories[0], 4, 32, torch.zeros(300))
+    assert edges.tolist() == [75, 150, 225]
 
 
 def test_a_period_of_nothing():
