@@ -21,7 +21,7 @@ lint: $(VENV)/.ready
 check: $(VENV)/.ready
 	$(BIN)/python -m pytest -q
 
-# A million damaged messages into every decoder: twenty minutes on one core.
+# A million damaged messages into every decoder: ten minutes on one core.
 fuzz: $(VENV)/.ready
 	$(BIN)/python -m tests.fuzz_messages --count 1000000
 

@@ -74,8 +74,11 @@ def damage(buffer: bytearray, other: bytes, rng: random.Random) -> bytes:
     return bytes(buffer)
 
 
-def check(message, raw: bytes) -> str:
-    """Decodes the bytes in every way; "valid" or "refused". Anything wrong is an AssertionError."""
+def check(message, raw: bytes, gathered: bool) -> str:
+    """Decodes the bytes; "valid" or "refused". Anything wrong is an AssertionError.
+
+    gathered: also as what a collective brought, which has the right length whatever is in it.
+    """
     buffer = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0).byte()
     mine = message.chosen
     try:
@@ -94,8 +97,7 @@ def check(message, raw: bytes) -> str:
             assert all(0 <= i < entries.size for i in real)
             assert all(a < b for a, b in itertools.pairwise(real))
             assert all(i == entries.size for i in indices[count:])
-    if buffer.numel() == message.buffer.numel():
-        # What a collective delivers has the right length, whatever is in it.
+    if gathered and buffer.numel() == message.buffer.numel():
         seen, _ = message.unpack(buffer)
         assert 0 <= int(seen.indices.min()) <= int(seen.indices.max()) <= mine.size
         update, ok = mean_of(message, torch.stack([message.buffer, buffer]))
@@ -124,10 +126,13 @@ def _fuzz(count: int, seed: int, rng: random.Random) -> Counter[str]:
         i = n % len(messages)
         bad = damage(bytearray(raw[i]), rng.choice(raw), rng)
         try:
-            outcomes[check(messages[i], bad)] += 1
+            # As gathered every fifth time only: that takes four fifths of the time.
+            outcomes[check(messages[i], bad, gathered=rng.randrange(5) == 0)] += 1
         except Exception as error:
             words = f"message {n} of seed {seed}, {messages[i].encoding}: {bad.hex()}"
             raise AssertionError(words) from error
+        if n % 100_000 == 99_999:
+            print(f"{n + 1:,} messages, {dict(outcomes)}", flush=True)
     return outcomes
 
 
