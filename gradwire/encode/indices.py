@@ -79,10 +79,9 @@ def _put_packed(where: Tensor, size: int) -> Tensor:
 def _get_packed(words: Tensor, size: int, capacity: int) -> Tensor:
     low = low_bits(size, capacity)
     split, _ = word_parts("packed", size, capacity)
-    at = get_positions(words[split:], capacity, -1)
-    high = at - torch.arange(capacity, device=words.device)
-    where = (high << low) | get_bits(words[:split], capacity, low)
-    return torch.where(at >= 0, where, size)
+    # What has no bit is at -1, and stays below zero: outside.
+    high = get_positions(words[split:], capacity, -1) - torch.arange(capacity, device=words.device)
+    return (high << low) | get_bits(words[:split], capacity, low)
 
 
 def _put_local(where: Tensor, size: int) -> Tensor:

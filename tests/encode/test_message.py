@@ -90,6 +90,45 @@ def test_local16_at_the_borders_of_its_blocks(size):
     assert ends == [sum(i < 65_536 * (b + 1) for i in real) for b in range(blocks)]
 
 
+def body(values, indices, encoding, size=8):
+    """What follows the header, worked out by hand below."""
+    entries = Sparse(
+        torch.tensor(indices, dtype=torch.int32), torch.tensor(values), torch.tensor(2), size
+    )
+    return encode(entries, TRUE, encoding).buffer[HEADER:]
+
+
+def test_layout_of_indices_by_hand():
+    """1 and 6 of 8: 2 low bits each, 01 and 10; high parts 0 and 1 at bits 0 + 0 and 1 + 1."""
+    words = body([0.0, 0.0], [1, 6], Encoding("fp32", "packed")).view(torch.int32)
+    assert words.tolist() == [0b1001, 0b101, 0, 0]
+    words = body([0.0, 0.0], [1, 6], Encoding("fp32", "bitmap")).view(torch.int32)
+    assert words.tolist() == [0b1000010, 0, 0, 0]
+    words = body([0.0, 0.0], [1, 6], Encoding("fp32", "local16")).view(torch.int32)
+    assert words.tolist() == [2, 1 | 6 << 16, 0, 0]
+    # Padding has no place, and is in no block.
+    words = body([0.0, 0.0, 0.0], [1, 6, 8], Encoding("bf16", "local16")).view(torch.int32)
+    assert words[:3].tolist() == [2, 1 | 6 << 16, 0]
+    # 32 low bits, then 16 + 16 + 1 high ones.
+    assert index_bytes("packed", 64, 16) == 4 + 8
+
+
+def test_layout_of_values_by_hand():
+    """Scales 127 / 127 and 14 / 7; levels -7 and 3 are stored as 1 and 11."""
+    codes = body([127.0, -3.4], [0, 1], Encoding("int8", "bitmap"))[4:]
+    assert codes[:4].view(torch.float32).tolist() == [1.0]
+    assert codes[4:6].view(torch.int8).tolist() == [127, -3]
+    codes = body([-14.0, 6.0], [0, 1], Encoding("int4", "bitmap"))[4:]
+    assert codes[:4].view(torch.float32).tolist() == [2.0]
+    assert codes[4:].tolist() == [1 | 11 << 4, *[0] * 7]
+    codes = body([1.5, -2.0], [0, 1], Encoding("bf16", "bitmap"))[4:]
+    assert codes[:4].tolist() == [0xC0, 0x3F, 0x00, 0xC0]
+    # The second block of 256 has a scale of its own.
+    u = torch.cat([torch.full((256,), 1.27), torch.full((44,), 2.54)])
+    scales = encode(gradwire.compress(u, k=300), TRUE, Encoding("int8", "bitmap")).buffer[72:80]
+    torch.testing.assert_close(scales.view(torch.float32), torch.tensor([0.01, 0.02]))
+
+
 @pytest.mark.parametrize("name", ["packed", "bitmap"])
 def test_damaged_bits_are_refused(name):
     """Whatever bit of the indices is turned over: an error, or the same number of other indices."""
