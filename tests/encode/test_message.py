@@ -169,9 +169,10 @@ def test_common_indices_do_not_travel():
         decode(message.buffer)
 
 
-def test_values_beyond_bf16_stay_finite():
+@pytest.mark.parametrize("values", VALUES)
+def test_the_largest_numbers_stay_finite(values):
     u = torch.full((10,), torch.finfo(torch.float32).max)
-    message = encode(gradwire.compress(u, k=5), TRUE, Encoding("bf16"))
+    message = encode(gradwire.compress(u, k=5), TRUE, Encoding(values))
     assert torch.isfinite(message.unpack(message.buffer)[0].values).all()
 
 
@@ -223,6 +224,17 @@ def test_a_message_of_another_shape_may_not_be_used():
     padded[: other.buffer.numel()] = other.buffer
     assert not bool(mine.unpack(padded)[1])
     assert bool(mine.unpack(mine.buffer)[1])
+
+
+@pytest.mark.parametrize("word", [0, 1, 2, 4, 5, 6, 7])
+@pytest.mark.parametrize("indices", ["int32", "packed"])
+def test_a_header_that_differs_may_not_be_used(word, indices):
+    mine = encode(sparse(), TRUE, Encoding("int8", indices))
+    other = mine.buffer.clone()
+    assert bool(mine.unpack(other)[1])
+    other.view(torch.int32)[word] += 1
+    assert not bool(mine.unpack(other)[1])
+    assert not bool(mine.unpack_indices(other[: mine.index_part.numel()])[1])
 
 
 def test_unknown_encodings_are_named():
