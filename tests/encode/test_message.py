@@ -237,6 +237,24 @@ def test_a_header_that_differs_may_not_be_used(word, indices):
     assert not bool(mine.unpack_indices(other[: mine.index_part.numel()])[1])
 
 
+@pytest.mark.parametrize("indices", ["int32", "packed"])
+def test_another_rank_may_have_chosen_fewer(indices):
+    mine = encode(sparse(k=50), TRUE, Encoding("bf16", indices))
+    fewer = encode(padded(sparse(k=47, seed=1), 3), TRUE, Encoding("bf16", indices))
+    seen, usable = mine.unpack(fewer.buffer)
+    assert bool(usable)
+    assert int(seen.count) == 47
+    assert seen.indices[47:].tolist() == [1000] * 3
+
+
+def test_padding_of_common_indices_has_no_value():
+    entries = replace(padded(sparse(k=20), 2), common=True)
+    message = encode(entries, TRUE)
+    other = message.buffer.clone()
+    other[HEADER : HEADER + 4 * 22].view(torch.float32)[-2:] = 7
+    assert message.unpack(other)[0].values[-2:].tolist() == [0, 0]
+
+
 def test_unknown_encodings_are_named():
     with pytest.raises(ValueError, match=r"unknown value encoding 'bf61'. Did you mean 'bf16'"):
         Encoding("bf61")
