@@ -165,10 +165,12 @@ def test_what_an_exchange_remembers_is_saved(exchange):
     whole = gradwire.VirtualCluster(3, **fields)
     run(whole, range(3))
     saved = whole.state_dict()
-    other, forgetful = (gradwire.VirtualCluster(3, **fields) for _ in range(2))
-    other.load_state_dict(saved)
     expected = run(whole, range(3, 6))
-    assert torch.equal(run(other, range(3, 6)), expected)
+    for _ in range(2):  # neither going on nor loading changes what was saved
+        other = gradwire.VirtualCluster(3, **fields)
+        other.load_state_dict(saved)
+        assert torch.equal(run(other, range(3, 6)), expected)
+    forgetful = gradwire.VirtualCluster(3, **fields)
     forgetful.load_state_dict(saved)
     for state in forgetful._states:
         state.bundles[0].memory.clear()
