@@ -75,6 +75,8 @@ def _owner(name: str, method: str, exchange: str) -> str:
 
 def no_option(name: str, method: str, exchange: str, fields: Iterable[str] = ()) -> ConfigError:
     """The error for an option nobody here has; it says who does."""
+    if not exchange and not METHODS[method].options:
+        return ConfigError(f"method {method!r} has no options, got {name!r}")
     here = f"{method}/{exchange}" if exchange else method
     owners = [n for n, m in METHODS.items() if name in m.options]
     owners += [n for n, x in EXCHANGES.items() if name in x.options]

@@ -78,6 +78,7 @@ def test_schedule():
         0.001
     ] * 2
     assert Schedule(0.01).at(0) == 0.01
+    assert {schedule.at(step) for step in schedule.changes()} == {1, 0.25, 0.0625, 0.001}
 
 
 def test_options_of_exchanges():

@@ -29,7 +29,7 @@ def test_law_and_equal_bits(method, exchange, values):
     """A worker with nothing to send is among them: "one worker" leaves the others zeros."""
     generator = torch.Generator().manual_seed(len(exchange + values))
     for i, world in enumerate(WORLDS):
-        for j in range(3 * i, 3 * i + 3):
+        for j in range(2 * i, 2 * i + 2):
             kind, size = KINDS[j % len(KINDS)], SIZES[(i + j) % len(SIZES)]
             k = max(1, size // (3, 10, 40)[j % 3])
             indices = ("int32", "packed", "auto")[(i + j) % 3]
@@ -165,10 +165,12 @@ def test_what_an_exchange_remembers_is_saved(exchange):
     whole = gradwire.VirtualCluster(3, **fields)
     run(whole, range(3))
     saved = whole.state_dict()
-    other, forgetful = (gradwire.VirtualCluster(3, **fields) for _ in range(2))
-    other.load_state_dict(saved)
     expected = run(whole, range(3, 6))
-    assert torch.equal(run(other, range(3, 6)), expected)
+    for _ in range(2):  # neither going on nor loading changes what was saved
+        other = gradwire.VirtualCluster(3, **fields)
+        other.load_state_dict(saved)
+        assert torch.equal(run(other, range(3, 6)), expected)
+    forgetful = gradwire.VirtualCluster(3, **fields)
     forgetful.load_state_dict(saved)
     for state in forgetful._states:
         state.bundles[0].memory.clear()

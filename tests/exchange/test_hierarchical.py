@@ -8,6 +8,7 @@ import torch
 import gradwire
 from gradwire.cluster.virtual import VirtualRanks
 from gradwire.exchange import EXCHANGES
+from gradwire.exchange.hierarchical import _largest
 from tests.exchange.cases import Hand
 
 
@@ -24,6 +25,13 @@ def test_each_node_sends_the_largest_of_its_sum(world, local):
         for rank in range(node * local, (node + 1) * local):
             assert torch.equal(out.residuals[rank], torch.where(sent != 0, 0, u[rank]))
     torch.testing.assert_close(out.updates[0], update)
+
+
+def test_a_part_that_is_longer_than_the_vector_ends_in_padding():
+    chosen = _largest(torch.tensor([[1.0, 2, 0, 0, 0], [3, 2, 0, 0, 0]]), 4, first=7, size=10)
+    assert chosen.indices.tolist() == [7, 8, 9, 10]
+    assert chosen.values.tolist() == [4, 4, 0, 0]
+    assert int(chosen.count) == 3
 
 
 def test_torchrun_says_how_large_a_node_is(monkeypatch):

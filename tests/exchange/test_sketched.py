@@ -120,6 +120,13 @@ def test_bad_input(more, message):
         )
 
 
+def test_densities_of_the_warm_up_are_looked_at_too():
+    fields = {"exchange": "gs-sgd", "density": 0.001, "warmup_steps": 5}
+    gradwire.VirtualCluster(2, **fields, warmup=(0.004,)).average([torch.randn(10_000)] * 2)
+    with pytest.raises(ValueError, match="cannot show the 200 largest of 10048"):
+        gradwire.VirtualCluster(2, **fields, warmup=(0.02,)).average([torch.randn(10_000)] * 2)
+
+
 def test_the_size_that_is_proposed_works():
     gradwire.VirtualCluster(2, exchange="gs-sgd", density=0.01, columns=40).average(
         [torch.randn(1000)] * 2

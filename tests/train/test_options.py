@@ -94,6 +94,7 @@ def test_a_comparison_keeps_the_options_that_the_other_has():
     options = resolve({"method": "topk/gs-sgd", "method_options": texts})
     assert options.config().exchange_options == {"rows": 3, "ratio": 5.0}
     assert options.against("topk/sketched").method_options == texts
+    assert options.against("topk/oktopk").method_options == ()
     assert options.against("topk").method_options == ()
     assert options.against("dense").method_options == ()
 
