@@ -165,8 +165,9 @@ def test_common_indices_do_not_travel():
     message = encode(entries, TRUE)
     assert message.buffer.numel() == nbytes(20, Encoding(indices="common"))
     assert torch.equal(decode(message.buffer, entries.indices)[0].dense(), entries.dense())
-    with pytest.raises(MessageError, match="carries no indices: pass the 20 common ones"):
-        decode(message.buffer)
+    for wrong in (None, entries.indices[:19], entries.indices.repeat(2)):
+        with pytest.raises(MessageError, match="carries no indices: pass the 20 common ones"):
+            decode(message.buffer, wrong)
 
 
 @pytest.mark.parametrize("values", VALUES)
@@ -194,6 +195,7 @@ def damage(word, value):
         (damage(3, 51), r"count 51 is outside 0..50"),
         (damage(4, 2), "finite flag 2"),
         (damage(5, 77), "unknown encoding 0x4d"),
+        (damage(5, 0x10), "unknown encoding 0x10"),
         (damage(6, 31), "432 bytes for a message of 432 that says 31"),
         (damage(7, 1), "reserved word 1"),
         (damage(8, 1000), r"an index is outside 0..999"),
