@@ -54,6 +54,14 @@ def test_every_encoding_is_counted(exchange, values, indices):
         assert out.sent == EXCHANGES[exchange].bytes(3, size, k, Encoding(values, indices))
 
 
+@pytest.mark.parametrize(("method", "indices"), [("topk", "int32"), ("randk", "common")])
+def test_a_union_is_no_longer_than_the_vector_nor_common_indices_than_k(method, indices):
+    for k in (33, 2000):
+        u = [torch.randn(3008) for _ in range(3)]
+        out = Hand("union", 3, method=method).step(u, k)
+        assert out.sent == EXCHANGES["union"].bytes(3, 3008, k, Encoding("fp32", indices))
+
+
 @pytest.mark.parametrize("values", STOCHASTIC)
 def test_rounding_costs_no_bytes(values):
     plain, noisy = (
