@@ -6,7 +6,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint check clean
+.PHONY: demo test lint check fuzz clean
 
 demo: $(VENV)/.ready
 	$(BIN)/gradwire train --model lenet5 --method topk --density 0.01 --workers 4 --compare dense --out runs/demo --overwrite
@@ -20,6 +20,10 @@ lint: $(VENV)/.ready
 
 check: $(VENV)/.ready
 	$(BIN)/python -m pytest -q
+
+# A million damaged messages into every decoder: ten minutes on one core.
+fuzz: $(VENV)/.ready
+	$(BIN)/python -m tests.fuzz_messages --count 1000000
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -52,7 +52,9 @@ def state_dict(state: "State") -> dict[str, Any]:
             for bundle in state.bundles
             for slot in bundle.slots
         },
-        "memory": [{k: v.cpu() for k, v in bundle.memory.items()} for bundle in state.bundles],
+        "memory": [
+            {k: v.clone().cpu() for k, v in bundle.memory.items()} for bundle in state.bundles
+        ],
         "delivered": [_pack(bundle) for bundle in state.bundles],
     }
 
@@ -110,7 +112,7 @@ def _restore(state: "State", saved: Mapping[str, Any]) -> None:
     for bundle, memory in zip(state.bundles, saved["memory"], strict=True):
         for slot in bundle.slots:
             bundle.view(bundle.buffer, slot).copy_(saved["residual"][slot.name])
-        bundle.memory.update({k: v.to(state.device) for k, v in memory.items()})
+        bundle.memory.update({k: v.clone().to(state.device) for k, v in memory.items()})
     state.steps = saved["steps"]
     state._counts.clear()
     state._counts.update(saved["counts"])

@@ -1,9 +1,12 @@
 """What one bundle does in one step: how many entries, by which exchange, and why."""
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gradwire.accumulate.bundle import Bundle
 from gradwire.accumulate.schedule import entries
+from gradwire.cluster.group import Group
 from gradwire.config import Config
 from gradwire.exchange import EXCHANGES
 from gradwire.kernels.topk import group_size
@@ -36,7 +39,20 @@ def choose(bundle: Bundle, config: Config, step: int, ranks: int, flush: bool) -
     if reason:
         rounds = config.exchange == "dense-bf16" and reason != "flush"
         return Choice(bundle.size, "dense-bf16" if rounds else "dense", reason)
-    return Choice(k, config.exchange, group=group_size(bundle.size, k, bundle.buffer.device))
+    looks = EXCHANGES[config.exchange].chooses
+    group = 0 if looks else group_size(bundle.size, k, bundle.buffer.device)
+    return Choice(k, config.exchange, group=group)
+
+
+def prepare(bundles: Sequence[Bundle], config: Config, group: Group) -> None:
+    """Let the exchange refuse what it cannot do before the first step, on every rank."""
+    check = EXCHANGES[config.exchange].prepare
+    if check is None:
+        return
+    for bundle, step in itertools.product(bundles, config.schedule.changes()):
+        choice = choose(bundle, config, step, group.size, flush=False)
+        if not choice.reason:
+            check(group, bundle.size, choice.k, **config.exchange_options)
 
 
 def _why_dense(
@@ -54,4 +70,5 @@ def _why_dense(
         return "small"
     cost, dense = EXCHANGES[config.exchange].bytes, EXCHANGES["dense"].bytes
     size, encoding = bundle.size, config.encoding
-    return "bytes" if cost(ranks, size, k, encoding) > dense(ranks, size, k, encoding) else ""
+    bytes_sent = cost(ranks, size, k, encoding, **config.exchange_options)
+    return "bytes" if bytes_sent > dense(ranks, size, k, encoding) else ""

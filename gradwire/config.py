@@ -2,15 +2,16 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from gradwire.accumulate.schedule import Schedule
 from gradwire.compress import METHODS
 from gradwire.encode import Encoding
-from gradwire.errors import ConfigError, unknown
+from gradwire.errors import ConfigError
 from gradwire.exchange import EXCHANGES
+from gradwire.options import check_options, no_option, options_of, resolve_names
 
 
 @dataclass(frozen=True)
@@ -21,9 +22,11 @@ class Config:
     density: the share of entries a worker sends, in (0, 1].
     values: how values travel: "fp32", "bf16", "fp16", "int8" or "int4"; what rounding takes away
         stays in the residual.
-    indices: how indices travel: "int32", "packed" (12 bits each at density 0.001), "bitmap", or
-        "auto", the smallest.
-    options: the method's own options, e.g. {"shared": False} for randk.
+    indices: how indices travel: "int32", "packed" (12 bits each at density 0.001), "local16",
+        "bitmap", or "auto", the smallest.
+    rounding: how bf16, int8 and int4 values are rounded: "nearest" or "stochastic".
+    options: the options of the method and of the exchange, e.g. {"shared": False} for randk or
+        {"rows": 3} for gs-sgd.
     dense: patterns of parameter names that are never compressed, e.g. ("*.bias", "bn*").
     dense_steps: steps at the start that send everything.
     warmup, warmup_steps: then `warmup_steps` steps at each of these densities.
@@ -37,6 +40,7 @@ class Config:
     exchange: str = ""
     values: str = "fp32"
     indices: str = "int32"
+    rounding: str = "nearest"
     options: Mapping[str, Any] = field(default_factory=dict)
     dense: tuple[str, ...] = ()
     dense_steps: int = 0
@@ -51,19 +55,11 @@ class Config:
         check_density(self.density)
         for density in self.warmup:
             check_density(density, "warmup")
-        check_options(self.method, self.options)
-        Encoding(self.values, self.indices)
+        check_options(self.options, self.method, self.exchange)
+        Encoding(self.values, self.indices, self.rounding)
         if self.indices == "common":
             raise ConfigError("indices='common' is chosen by methods that share their indices")
-        if self.exchange == "union" and self.values not in ("fp32", "bf16"):
-            raise ConfigError(
-                f"exchange 'union' adds values on the way: fp32 or bf16, not {self.values!r}"
-            )
-        if self.exchange.startswith("dense") and self.values != "fp32":
-            raise ConfigError(
-                f"values={self.values!r} has no effect on exchange {self.exchange!r}; there are "
-                f"'dense' (fp32) and 'dense-bf16'"
-            )
+        self._check_exchange()
         for name in ("dense_steps", "warmup_steps", "dense_below"):
             _check_whole(name, getattr(self, name))
         if self.warmup and not self.warmup_steps:
@@ -71,19 +67,33 @@ class Config:
         for name in ("bundle_mb", "timeout"):
             _check_positive(name, getattr(self, name))
 
-    def _resolve_names(self) -> None:
-        """`method="topk/dense"` is method and exchange; without an exchange there is a default."""
-        method, _, exchange = str(self.method).partition("/")
-        if exchange and self.exchange not in ("", exchange):
+    def _check_exchange(self) -> None:
+        exchange = EXCHANGES[self.exchange]
+        if self.exchange.startswith("dense") and self.values != "fp32":
             raise ConfigError(
-                f"method={self.method!r} names exchange {exchange!r}, exchange={self.exchange!r} "
-                f"another: give one"
+                f"values={self.values!r} has no effect on exchange {self.exchange!r}; there are "
+                f"'dense' (fp32) and 'dense-bf16'"
             )
-        exchange = exchange or self.exchange or ("dense" if method == "dense" else "allgather")
-        if method not in METHODS:
-            raise unknown("method", method, METHODS)
-        if exchange not in EXCHANGES:
-            raise unknown("exchange", exchange, EXCHANGES)
+        if self.values not in exchange.values:
+            raise ConfigError(
+                f"exchange {self.exchange!r} adds values on the way: "
+                f"{' or '.join(exchange.values)}, not {self.values!r}"
+            )
+        if self.rounding == "stochastic" and self.exchange not in ("allgather", "gtopk"):
+            raise ConfigError(
+                f"rounding='stochastic' is for exchanges 'allgather' and 'gtopk'; "
+                f"{self.exchange!r} rounds to the nearest"
+            )
+        if exchange.check is not None:
+            exchange.check(**self.exchange_options)
+        if exchange.chooses and self.method not in ("topk", "dense"):
+            raise ConfigError(
+                f"exchange {self.exchange!r} chooses the entries itself, by the size of their sum: "
+                f"method 'topk', not {self.method!r}"
+            )
+
+    def _resolve_names(self) -> None:
+        method, exchange = resolve_names(self.method, self.exchange)
         dense = (self.dense,) if isinstance(self.dense, str) else tuple(self.dense)
         for name, value in [("method", method), ("exchange", exchange), ("dense", dense)]:
             object.__setattr__(self, name, value)
@@ -95,10 +105,20 @@ class Config:
         return Schedule(self.density, self.dense_steps, self.warmup, self.warmup_steps)
 
     @property
+    def method_options(self) -> dict[str, Any]:
+        """Those of `options` that are the method's."""
+        return {k: v for k, v in self.options.items() if k in METHODS[self.method].options}
+
+    @property
+    def exchange_options(self) -> dict[str, Any]:
+        """Those of `options` that are the exchange's."""
+        return {k: v for k, v in self.options.items() if k in EXCHANGES[self.exchange].options}
+
+    @property
     def encoding(self) -> Encoding:
         """How messages travel; without indices where the method makes them common."""
-        common = METHODS[self.method].common(self.options)
-        return Encoding(self.values, "common" if common else self.indices)
+        common = METHODS[self.method].common(self.method_options)
+        return Encoding(self.values, "common" if common else self.indices, self.rounding)
 
     def asdict(self) -> dict[str, Any]:
         """The fields as plain JSON values."""
@@ -107,24 +127,21 @@ class Config:
 
 
 def configure(config: Config | None, fields: Mapping[str, Any]) -> Config:
-    """`config` with `fields` on top; a field may also be an option of the method."""
+    """`config` with `fields` on top; one may be an option of the method or the exchange."""
     known = {f.name for f in dataclasses.fields(Config)}
     base = config if config is not None else Config()
     if not isinstance(base, Config):
         raise ConfigError(f"config must be a gradwire.Config, got {type(base).__name__}")
-    method = str(fields.get("method", base.method)).partition("/")[0]
-    if method not in METHODS:
-        raise unknown("method", method, METHODS)
-    options = METHODS[method].options
-    for name in fields:
-        if name not in known and name not in options:
-            raise unknown("option", name, known | set(options))
     given = {k: v for k, v in fields.items() if k in known}
     extra = {k: v for k, v in fields.items() if k not in known}
+    if "method" in given and "exchange" not in given:
+        given["exchange"] = "" if config is None or "/" in str(given["method"]) else base.exchange
+    names = resolve_names(given.get("method", base.method), given.get("exchange", base.exchange))
+    for name in extra:
+        if name not in options_of(*names):
+            raise no_option(name, *names, known)
     if extra:
         given["options"] = {**given.get("options", base.options), **extra}
-    if "method" in given and "exchange" not in given:
-        given["exchange"] = "" if config is None or "/" in given["method"] else base.exchange
     return dataclasses.replace(base, **given)
 
 
@@ -140,40 +157,6 @@ def check_density(value: Any, name: str = "density", use_k: bool = False) -> flo
         elif value <= 100:
             hint = f"{value:g} % is {value / 100:g}."
     raise ConfigError(f"{name} must be in (0, 1], got {value!r}. {hint}")
-
-
-def parse_options(method: str, texts: Sequence[str]) -> dict[str, Any]:
-    """The method's options from "name=value" texts, each value of the type of its default."""
-    if method not in METHODS:
-        raise unknown("method", method, METHODS)
-    known = METHODS[method].options
-    out: dict[str, Any] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise ConfigError(f"an option of a method is NAME=VALUE, got {text!r}")
-        words = {"true": True, "false": False}
-        kind = type(known.get(name, ""))
-        try:
-            out[name] = words[value.lower()] if kind is bool else kind(value)
-        except (ValueError, KeyError):
-            raise ConfigError(
-                f"option {name} of {method} must be {kind.__name__}, got {value!r}"
-            ) from None
-    return out
-
-
-def check_options(method: str, options: Mapping[str, Any]) -> None:
-    """Raises for an option that the method does not have, or of another type."""
-    known = METHODS[method].options
-    for name, value in options.items():
-        if name not in known:
-            if not known:
-                raise ConfigError(f"method {method!r} has no options, got {name!r}")
-            raise unknown(f"option of {method}", name, known)
-        if not isinstance(value, type(known[name])):
-            wanted = type(known[name]).__name__
-            raise ConfigError(f"option {name} of {method} must be {wanted}, got {value!r}")
 
 
 def _check_whole(name: str, value: Any) -> None:

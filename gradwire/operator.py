@@ -7,8 +7,9 @@ from torch import Tensor
 
 from gradwire.accumulate.schedule import entries
 from gradwire.compress import METHODS
-from gradwire.config import check_density, check_options
+from gradwire.config import check_density
 from gradwire.errors import ConfigError, unknown
+from gradwire.options import check_options
 from gradwire.types import MAX_SIZE, Memory, Sparse
 
 
@@ -29,7 +30,7 @@ def compress(
     """
     if method not in METHODS:
         raise unknown("method", method, METHODS)
-    check_options(method, options)
+    check_options(options, method)
     _check_vector(u)
     if density is not None and k is not None:
         raise ConfigError(f"give density or k, not both; got density={density!r} and k={k!r}")

@@ -14,10 +14,11 @@ from gradwire.cluster.group import Group
 from gradwire.compress import METHODS
 from gradwire.config import Config
 from gradwire.encode import encode
+from gradwire.encode.noise import next_noise
 from gradwire.exchange import EXCHANGES
 from gradwire.kernels.scan import Piece
 from gradwire.stages import stage
-from gradwire.types import Delivered, Slot, Sparse
+from gradwire.types import Delivered, Scan, Slot, Sparse, padding
 
 
 def average(
@@ -40,19 +41,34 @@ def average(
     sparse = None
     if not choice.reason:
         with stage("compress"):
-            compress = METHODS[config.method].run
-            sparse = compress(bundle.u, choice.k, bundle.memory, scan, **config.options)
+            sparse = _compress(bundle, choice, config, scan)
     with stage("encode"):
-        message = encode(sparse, scan.finite, config.encoding, bundle.size)
+        stochastic = sparse is not None and config.rounding == "stochastic"
+        noise = next_noise(bundle.memory, bundle.u.device) if stochastic else None
+        message = encode(sparse, scan.finite, config.encoding, bundle.size, noise)
         if sparse is not None and config.values != "fp32":
             bundle.count_rounding(sparse.values, message.delivered.values)
-    outcome = EXCHANGES[choice.exchange].run(message, bundle.u, group)
+    exchange = EXCHANGES[choice.exchange]
+    options = {} if choice.reason else config.exchange_options
+    outcome = exchange.run(message, bundle.u, group, bundle.memory, **options)
     with stage("decode"):
         update, ok, loss = finish(outcome.update, outcome.ok, bundle.dtype, scale)
         sent = outcome.delivered
         indices, values = (sent.indices, sent.values) if isinstance(sent, Sparse) else (None, sent)
         bundle.delivered = Delivered(ok, indices, values, loss)
+        if isinstance(sent, Sparse) and exchange.chooses and config.values != "fp32":
+            bundle.count_rounding(bundle.buffer[sent.indices], sent.values)
+        if outcome.leaked is not None:
+            bundle.leaked += outcome.leaked
     return update
+
+
+def _compress(bundle: Bundle, choice: Choice, config: Config, scan: Scan) -> Sparse:
+    if EXCHANGES[choice.exchange].chooses:
+        # The exchange looks at u itself: of the message it needs the room for k entries only.
+        return padding(choice.k, bundle.u)
+    run = METHODS[config.method].run
+    return run(bundle.u, choice.k, bundle.memory, scan, **config.method_options)
 
 
 def finish(

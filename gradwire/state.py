@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gradwire import checkpoint, pipeline
 from gradwire.accumulate import Bundle, arrange
 from gradwire.accumulate.layout import is_dense
-from gradwire.choose import Choice, choose
+from gradwire.choose import Choice, choose, prepare
 from gradwire.cluster.group import Group
 from gradwire.config import Config, configure
 from gradwire.errors import StateError, unknown
@@ -68,6 +68,7 @@ class State:
         self._skips = torch.zeros((), dtype=torch.int64, device=device)
         self._skipped = torch.zeros((), dtype=torch.bool, device=device)
         self.rebundle(arrange(slots, self.config.bundle_mb * 1e6, self.config.dense))
+        prepare(self.bundles, self.config, group)
         log.info("%r", self)
 
     def rebundle(self, bundles: Sequence[Sequence[Slot]]) -> None:
@@ -218,6 +219,7 @@ class State:
             achieved_density=sent / max(1, self._counts["entries"]),
             residual_norm=norm,
             value_error_db=self._value_error_db(),
+            leaked=self._leaked(),
             skipped=int(self._skips) + int(skipped),
             bundles=len(self.bundles),
             memory_bytes=self.memory_bytes,
@@ -228,6 +230,10 @@ class State:
     def _value_error_db(self) -> float | None:
         whole, lost = torch.stack([b.energy for b in self.bundles]).sum(0).tolist()
         return 10 * math.log10(lost / whole) if lost else None
+
+    def _leaked(self) -> float | None:
+        lost, chosen = torch.stack([b.leaked for b in self.bundles]).sum(0).tolist()
+        return lost / chosen if chosen else None
 
     def _watch(self, norm: float) -> None:
         """Warn once when the residual grew at each of the last ten looks, tenfold in all."""

@@ -14,8 +14,9 @@ class Stats:
     over entries there were. seconds: time per stage; on Gloo it overlaps with the backward pass.
     value_error_db: energy that rounding the values took from the messages, relative to theirs, in
     decibels; None where nothing was rounded. skipped: steps that the optimiser did not take.
-    dense: why bundles were sent whole, and how often. bundles, memory_bytes: how the model was cut,
-    and what that holds in memory.
+    leaked: energy that an exchange exempt from the law lost of what this rank chose, over all that
+    it chose; None for all others. dense: why bundles were sent whole, and how often.
+    bundles, memory_bytes: how the model was cut, and what that holds in memory.
     """
 
     steps: int
@@ -25,6 +26,7 @@ class Stats:
     achieved_density: float
     residual_norm: float
     value_error_db: float | None = None
+    leaked: float | None = None
     skipped: int = 0
     bundles: int = 0
     memory_bytes: int = 0

@@ -54,6 +54,13 @@ class Sparse:
         return out[: self.size]
 
 
+def padding(capacity: int, u: Tensor) -> Sparse:
+    """No entries of u, with room for `capacity`."""
+    indices = torch.full((capacity,), u.numel(), dtype=torch.int32, device=u.device)
+    count = torch.zeros((), dtype=torch.int32, device=u.device)
+    return Sparse(indices, u.new_zeros(capacity), count, u.numel())
+
+
 @dataclass(frozen=True)
 class Scan:
     """What one pass over u learned, for the methods that can use it.

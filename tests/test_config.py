@@ -1,10 +1,15 @@
+import dataclasses
+import itertools
 import json
 
 import pytest
 
 import gradwire
 from gradwire.accumulate import Schedule
-from gradwire.config import Config, configure, parse_options
+from gradwire.compress import METHODS
+from gradwire.config import Config, configure
+from gradwire.exchange import EXCHANGES
+from gradwire.options import options_of, parse_options
 
 
 def test_defaults_and_names():
@@ -40,7 +45,7 @@ def test_fields_on_top_of_a_config():
         ({"values": "bf16", "exchange": "dense"}, "has no effect on exchange 'dense'"),
         ({"values": "int8", "exchange": "union"}, "fp32 or bf16, not 'int8'"),
         ({"indices": "common"}, "chosen by methods"),
-        ({"options": {"seed": 1}}, "method 'topk' has no options"),
+        ({"options": {"seed": 1}}, "topk/allgather has no option 'seed'; there is one of randk"),
         ({"dense_steps": -1}, "dense_steps must be a whole number of at least 0, got -1"),
         ({"bundle_mb": 0}, "bundle_mb must be a number above 0, got 0"),
         ({"timeout": float("inf")}, "timeout must be a number above 0, got inf"),
@@ -57,14 +62,14 @@ def test_config_must_be_one():
 
 
 def test_options_from_texts():
-    assert parse_options("randk", ["shared=false", "seed=7"]) == {"shared": False, "seed": 7}
+    assert parse_options(["shared=false", "seed=7"], "randk") == {"shared": False, "seed": 7}
     for texts, message in (
         (["shared"], "NAME=VALUE, got 'shared'"),
         (["seed=x"], "option seed of randk must be int, got 'x'"),
         (["shared=2"], "option shared of randk must be bool, got '2'"),
     ):
         with pytest.raises(ValueError, match=message):
-            parse_options("randk", texts)
+            parse_options(texts, "randk")
 
 
 def test_schedule():
@@ -73,3 +78,57 @@ def test_schedule():
         0.001
     ] * 2
     assert Schedule(0.01).at(0) == 0.01
+    assert {schedule.at(step) for step in schedule.changes()} == {1, 0.25, 0.0625, 0.001}
+
+
+def test_options_of_exchanges():
+    config = Config(method="randk/gtopk", options={"seed": 3, "variant": "paper"})
+    assert config.method_options == {"seed": 3}
+    assert config.exchange_options == {"variant": "paper"}
+    assert configure(None, {"exchange": "gs-sgd", "rows": 3}).options == {"rows": 3}
+    assert configure(None, {"method": "topk/gs-sgd", "ratio": 5}).options == {"ratio": 5}
+    assert configure(Config(exchange="gs-sgd"), {"rows": 3}).options == {"rows": 3}
+    texts = ["rows=3", "ratio=4.5"]
+    assert parse_options(texts, "topk/gs-sgd") == parse_options(texts, "topk", "gs-sgd")
+    assert parse_options(texts, "topk/gs-sgd") == {"rows": 3, "ratio": 4.5}
+    for fields, message in (
+        ({"rows": 3}, "topk/allgather has no option 'rows'; there is one of sketched, gs-sgd"),
+        ({"options": {"rows": 3}}, "topk/allgather has no option 'rows'"),
+        ({"exchange": "gs-sgd", "rwos": 3}, "unknown option 'rwos'. Did you mean 'rows'"),
+        ({"exchange": "gs-sgd", "options": {"rwos": 3}}, "option of topk/gs-sgd 'rwos'.*'rows'"),
+        ({"exchange": "gs-sgd", "rows": True}, "option rows of gs-sgd must be int, got True"),
+        ({"exchange": "gs-sgd", "ratio": "4"}, "option ratio of gs-sgd must be float, got '4'"),
+        ({"exchange": "oktopk", "refresh": 0}, "refresh must be at least 1, got 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            gradwire.VirtualCluster(2, **fields)
+    with pytest.raises(ValueError, match="option rows of gs-sgd must be int"):
+        parse_options(["rows=3.5"], "topk", "gs-sgd")
+
+
+def test_names_of_options_do_not_clash(monkeypatch):
+    for method, exchange in itertools.product(METHODS, EXCHANGES):
+        options_of(method, exchange)
+
+    def greedy(message, u, group, memory, *, seed=0):
+        """An exchange with an option of a method."""
+
+    other = dataclasses.replace(EXCHANGES["allgather"], run=greedy)
+    monkeypatch.setitem(EXCHANGES, "greedy", other)
+    with pytest.raises(
+        ValueError, match="'randk' and exchange 'greedy' both have an option 'seed'"
+    ):
+        Config(method="randk", exchange="greedy")
+
+
+@pytest.mark.parametrize("values", ["fp16", "int8", "int4"])
+@pytest.mark.parametrize("exchange", ["union", "sketched", "gs-sgd"])
+def test_exchanges_that_add_refuse_what_cannot_be_added(exchange, values):
+    with pytest.raises(ValueError, match=f"'{exchange}' adds .* fp32 or bf16, not '{values}'"):
+        Config(exchange=exchange, values=values)
+
+
+@pytest.mark.parametrize("exchange", ["sketched", "gs-sgd", "hierarchical"])
+def test_exchanges_that_choose_take_no_other_choice(exchange):
+    with pytest.raises(ValueError, match=f"{exchange}' chooses the entries itself.*not 'randk'"):
+        Config(method="randk", exchange=exchange)

@@ -37,6 +37,20 @@ def test_rounding_of_values_in_decibels():
     assert errors["bf16"] == pytest.approx(float(10 * lost.log10()), abs=1e-3)
 
 
+def test_rounding_by_exchanges_that_choose():
+    """int8 costs them what it costs an all-gather, where a rank sends all that it delivers."""
+    g = [torch.randn(20000), torch.randn(20000)]
+    errors = []
+    for fields in ({}, {"exchange": "hierarchical", "local": 1}):
+        cluster = gradwire.VirtualCluster(2, density=0.1, values="int8", **fields)
+        cluster.average(g)
+        errors.append(cluster.stats().value_error_db)
+    assert errors[0] == pytest.approx(errors[1], abs=1e-6)
+    cluster = gradwire.VirtualCluster(2, exchange="sketched", ratio=5.0, density=0.01)
+    cluster.average(g)
+    assert cluster.stats().value_error_db is None
+
+
 def looks(growth):
     cluster = gradwire.VirtualCluster(1, density=0.001)
     with warnings.catch_warnings(record=True) as caught:

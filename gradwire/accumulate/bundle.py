@@ -38,6 +38,7 @@ class Bundle:
         self.u = self.buffer[: self.size]
         """gradient + residual, the spare entry left out."""
         self.energy = torch.zeros(2, dtype=torch.float64, device=device)
+        self.leaked = torch.zeros(2, dtype=torch.float64, device=device)
         self._maxima = torch.zeros(0, device=device)
         self._edge = Edge(device) if uses_triton(device) else None
 
@@ -95,8 +96,9 @@ class Bundle:
 
     def count_rounding(self, values: Tensor, seen: Tensor) -> None:
         """Add up the energy of values and of what receivers do not see of it."""
-        energies = [values.double().square().sum(), (values - seen).double().square().sum()]
-        self.energy += torch.stack(energies)
+        both = torch.stack([values, values - seen])
+        norms = torch.linalg.vector_norm(both, dim=1, dtype=torch.float64)
+        self.energy.addcmul_(norms, norms)
 
     def settle(self, skipped: Tensor) -> None:
         """residual = u - delivered + rounding loss; with `skipped` (0-d bool) it stays u."""

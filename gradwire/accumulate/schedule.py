@@ -23,6 +23,11 @@ class Schedule:
         phase = step // self.warmup_steps if self.warmup_steps else len(self.warmup)
         return self.warmup[phase] if phase < len(self.warmup) else self.density
 
+    def changes(self) -> list[int]:
+        """The steps at which the density may change, the first included."""
+        phases = range(len(self.warmup) + 1)
+        return [0, *(self.dense_steps + phase * self.warmup_steps for phase in phases)]
+
 
 def entries(density: float, size: int) -> int:
     """k = max(1, floor(density * size + 0.5)), the number of entries a density stands for."""

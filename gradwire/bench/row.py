@@ -14,8 +14,9 @@ from gradwire.version import __version__
 class Row:
     """A method's time for one error-feedback step on `size` entries, and the floor beside it.
 
-    achieved: entries that were chosen. floor_ms: the floor of this row in the same run. ratio: ms /
-    floor_ms. gbps: the floor's bytes over this row's time.
+    achieved: entries that were chosen in a first step. energy: theirs over that of the exact top
+    k. recall: the share of the exact top k among them. floor_ms: the floor of this row in the same
+    run. ratio: ms / floor_ms. gbps: the floor's bytes over this row's time.
     """
 
     method: str
@@ -31,16 +32,21 @@ class Row:
     density: float
     device: str
     versions: str
+    data: str
+    energy: float | None
+    recall: float | None
 
     @classmethod
     def of(
         cls, method: str, size: int, density: float, k: int, achieved: int,
-        time: Timing, floor: Timing, nbytes: int, device: torch.device,
+        time: Timing, floor: Timing, nbytes: int, device: torch.device, data: str = "gaussian",
+        energy: float | None = None, recall: float | None = None,
     ) -> "Row":  # fmt: skip
         return cls(
             method, size, k, achieved, round(time.ms, 5), round(floor.ms, 5),
             round(time.ms / floor.ms, 4), round(time.p20, 5), round(time.p80, 5),
             round(nbytes / time.ms / 1e6, 1), density, device_name(device), versions(device),
+            data, energy, recall,
         )  # fmt: skip
 
     def asdict(self) -> dict[str, Any]:

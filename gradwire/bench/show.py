@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 
@@ -13,17 +14,19 @@ def as_table(rows: Sequence[Row]) -> Table:
     """One line a row, the machine above; narrow enough for 80 columns."""
     title = f"{rows[0].device}; {rows[0].versions}"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
-    names = ("method", "size", "density", "k", "achieved", "ms", "p20", "p80", "GB/s", "ratio")
-    for name in names:
-        table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
+    left = ("method", "data")
+    right = ("size", "density", "n/k", "energy", "recall", "ms", "ratio")
+    for name in left + right:
+        table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
     for row in rows:
-        cells = (row.method, _count(row.size), f"{row.density:g}", _count(row.k))
-        times = (f"{t:.4g}" for t in (row.ms, row.p20, row.p80))
-        table.add_row(*cells, _count(row.achieved), *times, f"{row.gbps:,.0f}", f"{row.ratio:.2f}x")
+        cells = (row.method, row.data, as_count(row.size), f"{row.density:g}")
+        found = ("" if x is None else f"{x:.3g}" for x in (row.energy, row.recall))
+        share = f"{row.achieved / row.k:.3g}"
+        table.add_row(*cells, share, *found, f"{row.ms:.4g}", f"{row.ratio:.2f}x")
     return table
 
 
-def _count(n: int) -> str:
+def as_count(n: int) -> str:
     """138M, 25.56M, 25.6k: what fits into a column."""
     for unit, name in ((10**6, "M"), (10**3, "k")):
         if n >= unit:
@@ -33,20 +36,16 @@ def _count(n: int) -> str:
 
 def plot(rows: Sequence[Row], path: Path) -> None:
     """Time against size, both logarithmic, one line a method and density, the floor dashed."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    if path.suffix not in (".png", ".svg", ".pdf"):
-        raise ConfigError(f"a plot is a .png, .svg or .pdf file, got {path}")
-    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+    figure, axes = open_figure(path, size=(7, 4.5))
     several = len({row.density for row in rows}) > 1
+    kinds = len({row.data for row in rows}) > 1
     lines: dict[str, list[tuple[int, float]]] = {}
     for row in rows:
         name = row.method
         if several and name not in ("floor", "noop"):
             name += f" {row.density:g}"
+        if kinds and name not in ("floor", "noop"):
+            name += f" {row.data}"
         lines.setdefault(name, []).append((row.size, row.ms))
     for name, points in lines.items():
         sizes, times = zip(*sorted(set(points)), strict=True)
@@ -56,5 +55,29 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     axes.set_title(rows[0].device, fontsize=10)
     axes.grid(alpha=0.3, which="both")
     axes.legend(fontsize=8)
+    save_figure(figure, path)
+
+
+def open_figure(path: Path, *shape: int, size: tuple[float, float]) -> tuple[Any, Any]:
+    """A figure and its axes, without a screen; the file's name is checked before any work."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    check_picture(path)
+    return pyplot.subplots(*shape, figsize=size, layout="constrained")
+
+
+def check_picture(path: Path | None) -> None:
+    """Raises for a file that cannot be a picture."""
+    if path is not None and path.suffix not in (".png", ".svg", ".pdf"):
+        raise ConfigError(f"a plot is a .png, .svg or .pdf file, got {path}")
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write it and forget it."""
+    from matplotlib import pyplot
+
     figure.savefig(path, dpi=150)
     pyplot.close(figure)

@@ -1,7 +1,9 @@
 """`gradwire bench ...`."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 import typer
@@ -12,6 +14,11 @@ from gradwire.errors import ConfigError
 bench_app = typer.Typer(
     help="This machine's numbers for each stage, against the memory floor.", no_args_is_help=True
 )
+DEVICE = typer.Option("", help="cpu or cuda; the GPU where there is one.")
+JSON = typer.Option(False, "--json", help="One JSON object a row.")
+SIZES = typer.Option("25557032", help="Entries; several with commas, 6.55M is a number.")
+DENSITIES = typer.Option("0.001", help="The share that is sent; several with commas.")
+REPEAT = typer.Option(30, min=2, help="Timed calls a row.")
 
 
 @bench_app.callback()
@@ -21,40 +28,152 @@ def bench() -> None:
 
 @bench_app.command()
 def compress(
-    size: str = typer.Option("25557032", help="Entries; several with commas, 6.55M is a number."),
-    density: str = typer.Option("0.001", help="The share that is sent; several with commas."),
+    size: str = SIZES,
+    density: str = DENSITIES,
     methods: str = typer.Option(
-        "topk", help="Methods with commas; also noop, and local for the whole path of 4 ranks."
+        "topk",
+        help="Methods with commas, gaussiank:paper for a variant, all for every method; also noop, "
+        "and local for the whole path of 4 ranks.",
     ),
-    device: str = typer.Option("", help="cpu or cuda; the GPU where there is one."),
-    repeat: int = typer.Option(30, min=2, help="Timed calls a row."),
-    as_json: bool = typer.Option(False, "--json", help="One JSON object a row."),
+    option: list[str] = typer.Option([], help="NAME=VALUE for every method that has it."),
+    data: str = typer.Option("gaussian", help="gaussian, laplace, t3, layers, zeros; or several."),
+    gradient: Path | None = typer.Option(
+        None, help="A recorded gradient (train --record-gradients) in place of size and data."
+    ),
+    device: str = DEVICE,
+    repeat: int = REPEAT,
+    as_json: bool = JSON,
     plot_file: Path | None = typer.Option(None, "--plot", help="Time against size: .png .svg."),
+    out: Path | None = typer.Option(None, help="A folder for a page that compares the methods."),
 ) -> None:
     """Time one error-feedback step (accumulate, compress, settle) of each method.
 
     Every table has the floor, `e.add_(g)`, which reads gradient and residual and writes the
-    residual, and torch.topk of the same vector.
+    residual, and torch.topk of the same vector. n/k: entries chosen over entries asked for.
+    energy, recall: what was chosen against the exact top k.
     """
     from gradwire.bench import bench_compress
-    from gradwire.bench.show import as_table, plot
+    from gradwire.bench.data import read_gradient
+    from gradwire.bench.page import write_page
+    from gradwire.bench.show import as_table, check_picture, plot
+    from gradwire.compress import METHODS
 
-    place = _device(device)
-    rows = []
-    for row in bench_compress(
-        [_entries(s) for s in _split(size)],
-        [_number(d, "density") for d in _split(density)],
-        _split(methods),
-        place,
-        repeat,
-    ):
-        rows.append(row)
-        if as_json:
-            print(json.dumps(row.asdict()), flush=True)
+    check_picture(plot_file)
+    rows = _show(
+        bench_compress(
+            [_entries(s) for s in _split(size)],
+            [_number(d, "density") for d in _split(density)],
+            list(METHODS) if methods == "all" else _split(methods),
+            _device(device),
+            repeat,
+            data=_split(data),
+            given=None if gradient is None else (gradient.stem, read_gradient(gradient)),
+            options=option,
+        ),
+        as_json,
+    )
     if not as_json:
         console.print(as_table(rows))
     if plot_file is not None:
         plot(rows, plot_file)
+    if out is not None:
+        console.print(f"{write_page(rows, out)}", soft_wrap=True)
+
+
+@bench_app.command()
+def encode(
+    size: str = SIZES,
+    density: str = DENSITIES,
+    encodings: str = typer.Option(
+        "", help="VALUES+INDICES or VALUES+INDICES+stochastic, with commas; a selection of them."
+    ),
+    device: str = DEVICE,
+    repeat: int = REPEAT,
+    as_json: bool = JSON,
+) -> None:
+    """Bits an entry, and the time to encode and decode a message, against the selection step."""
+    from gradwire.bench import bench_encode
+    from gradwire.bench.encode import ENCODINGS, encode_table
+
+    rows = _show(
+        bench_encode(
+            [_entries(s) for s in _split(size)],
+            [_number(d, "density") for d in _split(density)],
+            _split(encodings) or ENCODINGS,
+            _device(device),
+            repeat,
+        ),
+        as_json,
+    )
+    if not as_json:
+        console.print(encode_table(rows))
+
+
+@bench_app.command()
+def exchange(
+    ranks: str = typer.Option("2,4,8,16,32,64", help="Virtual workers; several with commas."),
+    size: str = typer.Option("200k", help="Entries."),
+    density: float = typer.Option(0.001, help="The share that is sent."),
+    exchanges: str = typer.Option("", help="Exchanges with commas; all of them."),
+    method: str = typer.Option("topk", help="How a worker chooses."),
+    values: str = typer.Option("fp32", help="How values travel, where the exchange can."),
+    indices: str = typer.Option("int32", help="How indices travel."),
+    data: str = typer.Option("gaussian", help="gaussian, laplace, t3, layers or zeros."),
+    correlation: float = typer.Option(0.0, help="Of any two workers' gradients, 0 to 1."),
+    option: list[str] = typer.Option([], help="NAME=VALUE for every exchange that has it."),
+    steps: int = typer.Option(3, min=2, help="Steps a row; the first is not timed."),
+    device: str = DEVICE,
+    as_json: bool = JSON,
+    plot_file: Path | None = typer.Option(None, "--plot", help="Against workers: .png .svg."),
+) -> None:
+    """Bytes, rounds, time a stage and what arrives, for each exchange among virtual workers.
+
+    energy: of the mean gradient's energy, what the update of a first step delivers. union/k:
+    entries of that update over k. Virtual workers have no network: bytes and rounds are counted,
+    times are one worker's own work.
+    """
+    from gradwire.bench import bench_exchange
+    from gradwire.bench.show import check_picture
+    from gradwire.bench.show_exchange import exchange_table, plot_exchange
+    from gradwire.exchange import EXCHANGES
+
+    check_picture(plot_file)
+    rows = _show(
+        bench_exchange(
+            [_entries(p) for p in _split(ranks)],
+            _entries(size),
+            density,
+            _split(exchanges) or list(EXCHANGES),
+            _device(device),
+            method=method,
+            values=values,
+            indices=indices,
+            data=data,
+            correlation=correlation,
+            options=option,
+            steps=steps,
+        ),
+        as_json,
+    )
+    if not as_json:
+        console.print(exchange_table(rows))
+    if plot_file is not None:
+        plot_exchange(rows, plot_file)
+
+
+Row = TypeVar("Row", bound=Any)
+
+
+def _show(rows: Iterable[Row], as_json: bool) -> list[Row]:
+    """All rows; as JSON each is printed as soon as it is there."""
+    out = []
+    for row in rows:
+        out.append(row)
+        if as_json:
+            print(json.dumps(row.asdict()), flush=True)
+    if not out:
+        raise ConfigError("nothing to measure: name at least one")
+    return out
 
 
 def _split(text: str) -> list[str]:

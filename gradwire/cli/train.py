@@ -42,6 +42,7 @@ def train(
     exchange: opt.Exchange = None,
     values: opt.Values = None,
     indices: opt.Indices = None,
+    rounding: opt.Rounding = None,
     dense_steps: opt.DenseSteps = None,
     warmup: opt.Warmup = None,
     warmup_steps: opt.WarmupSteps = None,
@@ -54,6 +55,7 @@ def train(
     resume: opt.Resume = None,
     max_steps: opt.MaxSteps = None,
     checkpoint_every: opt.CheckpointEvery = None,
+    record_gradients: opt.RecordGradients = None,
     log_every: opt.LogEvery = None,
     quiet: opt.Quiet = False,
 ) -> None:
@@ -67,12 +69,13 @@ def train(
         "batch": batch, "lr": lr, "lr_drop": _numbers("--lr-drop", lr_drop, int),
         "momentum": momentum, "weight_decay": weight_decay, "seed": seed, "method": method,
         "density": density, "exchange": exchange, "values": values, "indices": indices,
-        "dense_steps": dense_steps, "method_options": tuple(method_options or ()) or None,
-        "warmup": _numbers("--warmup", warmup, float), "warmup_steps": warmup_steps,
+        "rounding": rounding, "dense_steps": dense_steps, "warmup_steps": warmup_steps,
+        "method_options": tuple(method_options or ()) or None,
+        "warmup": _numbers("--warmup", warmup, float),
         "keep_dense": tuple(keep_dense or ()) or None, "compare": tuple(compare or ()) or None,
         "workers": workers, "device": device, "log_every": log_every,
     }  # fmt: skip
-    sitting = Sitting(max_steps, checkpoint_every, quiet)
+    sitting = Sitting(max_steps, checkpoint_every, record_gradients, quiet)
     command = f"{program()} {shlex.join(sys.argv[1:])}"
     try:
         code = conduct(_plan(given, out, overwrite, resume, sitting=sitting, command=command))

@@ -112,7 +112,8 @@ MethodOptions = Annotated[
         "--option",
         panel=HOW,
         metavar="NAME=VALUE",
-        help="An option of the method, e.g. shared=false for randk. May be repeated.",
+        help="An option of the method or the exchange, e.g. shared=false for randk, rows=3 for "
+        "gs-sgd. May be repeated.",
     ),
 ]
 Density = Annotated[
@@ -144,7 +145,16 @@ Indices = Annotated[
         "--indices",
         panel=HOW,
         default=Options.indices,
-        help="How indices travel: int32, packed, bitmap, or auto (the smallest).",
+        help="How indices travel: int32, packed, local16, bitmap, or auto (the smallest).",
+    ),
+]
+Rounding = Annotated[
+    str | None,
+    option(
+        "--rounding",
+        panel=HOW,
+        default=Options.rounding,
+        help="How bf16, int8 and int4 values are rounded: nearest or stochastic.",
     ),
 ]
 DenseSteps = Annotated[
@@ -249,6 +259,16 @@ CheckpointEvery = Annotated[
         panel=KEEP,
         min=1,
         help="Steps between checkpoints, besides those at the ends of epochs.",
+    ),
+]
+RecordGradients = Annotated[
+    int | None,
+    option(
+        "--record-gradients",
+        panel=KEEP,
+        min=1,
+        help="Every so many steps write what rank 0 chose from (gradient + residual; of --method "
+        "dense the gradient) to gradients/, for bench compress --gradient.",
     ),
 ]
 LogEvery = Annotated[

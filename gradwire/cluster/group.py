@@ -24,17 +24,22 @@ class Group(Protocol):
     size: int
     bytes_sent: int
     """What has left this rank so far, with the ring algorithms that Gloo and NCCL use."""
+    rounds: int
+    """How often this rank had to wait for another so far, with the same algorithms."""
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """[size, n]: every rank's flat tensor, in rank order. Sends n (P - 1)."""
+        """[size, n]: every rank's flat tensor, in rank order. Sends n (P - 1) in P - 1 rounds."""
         ...
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """The sum over ranks, in place, the same bits on every rank. Sends 2 n (P - 1) / P."""
+        """The sum over ranks, in place, the same bits on every rank.
+
+        Sends 2 n (P - 1) / P in 2 (P - 1) rounds.
+        """
         ...
 
     def all_to_all(self, tensor: Tensor) -> Tensor:
-        """[size, n]: row p is what rank p has in this rank's row. Sends n (P - 1)."""
+        """[size, n]: row p is what rank p has in this rank's row. Sends n (P - 1), P - 1 rounds."""
         ...
 
     def swap(self, tensor: Tensor, to: int | None, source: int | None) -> Tensor | None:
@@ -44,16 +49,31 @@ class Group(Protocol):
         """
         ...
 
+    def split(self, local: int) -> "tuple[Group, Group]":
+        """The group cut into blocks of `local` ranks: this rank's block, and the ranks that have
+        its place in the other blocks. The first call is collective; what they send counts here.
+        """
+        ...
+
 
 class DistributedGroup:
     """The ranks of a torch.distributed process group."""
 
-    def __init__(self, process_group: dist.ProcessGroup, device: torch.device) -> None:
+    def __init__(
+        self,
+        process_group: dist.ProcessGroup,
+        device: torch.device,
+        timeout: timedelta | None = None,
+        parent: "DistributedGroup | None" = None,
+    ) -> None:
         self.process_group = process_group
+        self.timeout = timeout
+        self._parent = parent
+        self._splits: dict[int, tuple[DistributedGroup, DistributedGroup]] = {}
         self.device = device
         self.rank = dist.get_rank(process_group)
         self.size = dist.get_world_size(process_group)
-        self.bytes_sent = 0
+        self.bytes_sent = self.rounds = 0
         backend = process_group._get_backend(device).name()
         self.on_stream = device.type == "cuda" and backend == "nccl"
         """Whether collectives are enqueued on the device's stream instead of blocking the host."""
@@ -62,20 +82,20 @@ class DistributedGroup:
         out = tensor.new_empty(self.size, tensor.numel())
         with stage("exchange"):
             self._call("all-gather", tensor, _all_gather, out.view(-1), tensor)
-        self.bytes_sent += (self.size - 1) * tensor.nbytes
+        self._count((self.size - 1) * tensor.nbytes, self.size - 1)
         return out
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         with stage("exchange"):
             self._call("all-reduce", tensor, dist.all_reduce, tensor)
-        self.bytes_sent += 2 * (self.size - 1) * tensor.nbytes // self.size
+        self._count(2 * (self.size - 1) * tensor.nbytes // self.size, 2 * (self.size - 1))
         return tensor
 
     def all_to_all(self, tensor: Tensor) -> Tensor:
         out = torch.empty_like(tensor)
         with stage("exchange"):
             self._call("all-to-all", tensor, dist.all_to_all_single, out, tensor.contiguous())
-        self.bytes_sent += (self.size - 1) * tensor.nbytes // self.size
+        self._count((self.size - 1) * tensor.nbytes // self.size, self.size - 1)
         return out
 
     def swap(self, tensor: Tensor, to: int | None, source: int | None) -> Tensor | None:
@@ -84,12 +104,38 @@ class DistributedGroup:
         moves = []
         if to is not None:
             moves.append(dist.P2POp(dist.isend, tensor, peers[to], self.process_group))
-            self.bytes_sent += tensor.nbytes
         if source is not None:
             moves.append(dist.P2POp(dist.irecv, out, peers[source], self.process_group))
         with stage("exchange"):
             self._call("swap", tensor, _swap, *moves)
+        self._count(0 if to is None else tensor.nbytes, 1 if moves else 0)
         return out if source is not None else None
+
+    def split(self, local: int) -> "tuple[DistributedGroup, DistributedGroup]":
+        if local not in self._splits:
+            before = self.bytes_sent, self.rounds
+            self.agree("split", local=local)
+            self.bytes_sent, self.rounds = before
+            self._splits[local] = (
+                self._sub(range(self.rank // local * local, (self.rank // local + 1) * local)),
+                self._sub(range(self.rank % local, self.size, local)),
+            )
+        return self._splits[local]
+
+    def _sub(self, members: range) -> "DistributedGroup":
+        peers = dist.get_process_group_ranks(self.process_group)
+        own = dist.new_group(
+            [peers[m] for m in members],
+            timeout=self.timeout,
+            use_local_synchronization=True,
+        )
+        return DistributedGroup(own, self.device, self.timeout, self)
+
+    def _count(self, sent: int, rounds: int) -> None:
+        self.bytes_sent += sent
+        self.rounds += rounds
+        if self._parent is not None:
+            self._parent._count(sent, rounds)
 
     def agree(self, what: str, **fields: int) -> None:
         """Raises on every rank, naming rank and field, unless all ranks hold the same numbers.
@@ -108,6 +154,8 @@ class DistributedGroup:
 
     def give_up(self) -> None:
         """Break the connections, so that peers fail now and not at their timeout."""
+        for part in (group for both in self._splits.values() for group in both):
+            part.give_up()
         if self.on_stream or self.size == 1:
             return
         try:

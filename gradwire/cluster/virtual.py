@@ -81,37 +81,65 @@ class VirtualGroup:
 
     on_stream = True
 
-    def __init__(self, ranks: VirtualRanks, rank: int) -> None:
+    def __init__(
+        self,
+        ranks: VirtualRanks,
+        rank: int,
+        members: Sequence[int] | None = None,
+        parent: "VirtualGroup | None" = None,
+    ) -> None:
         self._ranks = ranks
-        self.rank = rank
-        self.size = ranks.size
-        self.bytes_sent = 0
+        self._me = rank
+        self._members = range(ranks.size) if members is None else members
+        self._parent = parent
+        self._splits: dict[int, tuple[VirtualGroup, VirtualGroup]] = {}
+        self.rank = self._members.index(rank)
+        self.size = len(self._members)
+        self.bytes_sent = self.rounds = 0
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        self.bytes_sent += (self.size - 1) * tensor.nbytes
+        self._count((self.size - 1) * tensor.nbytes, self.size - 1)
         with stage("exchange"):
             return torch.stack(self._meet(tensor))
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        self.bytes_sent += 2 * (self.size - 1) * tensor.nbytes // self.size
+        self._count(2 * (self.size - 1) * tensor.nbytes // self.size, 2 * (self.size - 1))
         with stage("exchange"):
             total = sum_in_order(self._meet(tensor.clone()))
             return tensor.copy_(total)
 
     def all_to_all(self, tensor: Tensor) -> Tensor:
-        self.bytes_sent += (self.size - 1) * tensor.nbytes // self.size
+        self._count((self.size - 1) * tensor.nbytes // self.size, self.size - 1)
         with stage("exchange"):
             return torch.stack([rows[self.rank] for rows in self._meet(tensor)])
 
     def swap(self, tensor: Tensor, to: int | None, source: int | None) -> Tensor | None:
-        if to is not None:
-            self.bytes_sent += tensor.nbytes
+        moves = to is not None or source is not None
+        self._count(0 if to is None else tensor.nbytes, 1 if moves else 0)
         with stage("exchange"):
             offered = self._meet(tensor)
         return offered[source].clone() if source is not None else None
 
+    def split(self, local: int) -> "tuple[VirtualGroup, VirtualGroup]":
+        if local not in self._splits:
+            block = range(self.rank // local * local, (self.rank // local + 1) * local)
+            across = range(self.rank % local, self.size, local)
+            self._splits[local] = (self._sub(block), self._sub(across))
+        return self._splits[local]
+
+    def _sub(self, places: range) -> "VirtualGroup":
+        return VirtualGroup(self._ranks, self._me, [self._members[p] for p in places], self)
+
+    def _count(self, sent: int, rounds: int) -> None:
+        self.bytes_sent += sent
+        self.rounds += rounds
+        if self._parent is not None:
+            self._parent._count(sent, rounds)
+
     def _meet(self, tensor: Tensor) -> list[Tensor]:
-        return self._ranks.meet(self.rank, tensor)
+        """Everyone meets, also those of other parts: all ranks run the same operations."""
+        offered = self._ranks.meet(self._me, tensor)
+        return [offered[member] for member in self._members]
 
 
 def sum_in_order(tensors: Sequence[Tensor]) -> Tensor:

@@ -5,6 +5,8 @@ packed  Elias-Fano: the low l = floor(log2(size / capacity)) bits of each index 
         for the high parts one bit at position high + i for the i-th index. l + 1 bits an index and
         size / 2^l more: 11.95 bits at density 0.1 %, where the entropy is 11.4.
 bitmap  one bit an entry of the vector; smaller than packed above density 1/4.
+local16 2 bytes an index, its place in a block of 65,536 entries, and 4 bytes a block: how many
+        indices are below its end. Nothing to shift, nothing to search for but the block.
 common  nothing: every rank knows them.
 """
 
@@ -13,8 +15,9 @@ from torch import Tensor
 
 from gradwire.encode.bits import get_bits, get_positions, put_bits, put_positions, words_for
 
-INDICES = {"int32": 0, "common": 1, "packed": 2, "bitmap": 3}
+INDICES = {"int32": 0, "common": 1, "packed": 2, "bitmap": 3, "local16": 4}
 """Names and codes in the header."""
+LOCAL = 1 << 16
 
 
 def index_bytes(name: str, size: int, capacity: int) -> int:
@@ -25,12 +28,19 @@ def index_bytes(name: str, size: int, capacity: int) -> int:
         return 4 * capacity
     if name == "bitmap":
         return 4 * words_for(size)
+    return 4 * sum(word_parts(name, size, capacity))
+
+
+def word_parts(name: str, size: int, capacity: int) -> tuple[int, int]:
+    """The words of the two parts of a code: low and high bits, or ends of blocks and places."""
+    if name == "local16":
+        return -(-size // LOCAL), words_for(16 * capacity)
     low = low_bits(size, capacity)
-    return 4 * (words_for(capacity * low) + words_for(_high_bits(size, capacity, low)))
+    return words_for(capacity * low), words_for(capacity + (size >> low) + 1)
 
 
 def smallest(size: int, capacity: int) -> str:
-    """The code that takes the fewest bytes."""
+    """The code that takes the fewest bytes; never local16, which is larger than packed."""
     return min(("packed", "bitmap", "int32"), key=lambda n: index_bytes(n, size, capacity))
 
 
@@ -41,13 +51,7 @@ def put_indices(name: str, indices: Tensor, size: int) -> Tensor:
     where, real = indices.long(), indices < size
     if name == "bitmap":
         return put_positions(where, real, size).view(torch.uint8)
-    capacity = indices.numel()
-    low = low_bits(size, capacity)
-    order = torch.arange(capacity, device=indices.device)
-    high = put_positions(
-        (where >> low) + order, torch.ones_like(real), _high_bits(size, capacity, low)
-    )
-    return torch.cat([put_bits(where & ((1 << low) - 1), low), high]).view(torch.uint8)
+    return (_put_local if name == "local16" else _put_packed)(where, size).view(torch.uint8)
 
 
 def get_indices(name: str, part: Tensor, size: int, capacity: int) -> Tensor:
@@ -58,19 +62,45 @@ def get_indices(name: str, part: Tensor, size: int, capacity: int) -> Tensor:
     elif name == "bitmap":
         where = get_positions(words, capacity, size)
     else:
-        low = low_bits(size, capacity)
-        split = words_for(capacity * low)
-        order = torch.arange(capacity, device=part.device)
-        high = get_positions(words[split:], capacity, size) - order
-        where = (high << low) | get_bits(words[:split], capacity, low)
+        where = (_get_local if name == "local16" else _get_packed)(words, size, capacity)
     inside = (where >= 0) & (where < size)
     return torch.where(inside, where, size).to(torch.int32)
+
+
+def _put_packed(where: Tensor, size: int) -> Tensor:
+    capacity = where.numel()
+    low = low_bits(size, capacity)
+    _, words = word_parts("packed", size, capacity)
+    at = (where >> low) + torch.arange(capacity, device=where.device)
+    high = put_positions(at, torch.ones_like(at, dtype=torch.bool), 32 * words)
+    return torch.cat([put_bits(where & ((1 << low) - 1), low), high])
+
+
+def _get_packed(words: Tensor, size: int, capacity: int) -> Tensor:
+    low = low_bits(size, capacity)
+    split, _ = word_parts("packed", size, capacity)
+    # What has no bit is at -1, and stays below zero: outside.
+    high = get_positions(words[split:], capacity, -1) - torch.arange(capacity, device=words.device)
+    return (high << low) | get_bits(words[:split], capacity, low)
+
+
+def _put_local(where: Tensor, size: int) -> Tensor:
+    blocks, words = word_parts("local16", size, where.numel())
+    ends = (torch.arange(blocks, device=where.device) + 1) * LOCAL
+    below = torch.searchsorted(where, ends.clamp(max=size), out_int32=True)
+    places = where.new_zeros(2 * words, dtype=torch.int16)
+    places[: where.numel()] = torch.where(where < size, where, 0)
+    return torch.cat([below, places.view(torch.int32)])
+
+
+def _get_local(words: Tensor, size: int, capacity: int) -> Tensor:
+    blocks, _ = word_parts("local16", size, capacity)
+    order = torch.arange(capacity, dtype=torch.int32, device=words.device)
+    block = torch.searchsorted(words[:blocks], order, right=True)
+    place = words[blocks:].view(torch.int16)[:capacity].long() & (LOCAL - 1)
+    return torch.where(block < blocks, block * LOCAL + place, size)
 
 
 def low_bits(size: int, capacity: int) -> int:
     """Bits of an index that are stored as they are: the entropy is lowest near log2(size / k)."""
     return max(0, (size // max(1, capacity)).bit_length() - 1)
-
-
-def _high_bits(size: int, capacity: int, low: int) -> int:
-    return capacity + (size >> low) + 1

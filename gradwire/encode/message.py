@@ -19,10 +19,11 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from gradwire.encode.indices import INDICES, get_indices, index_bytes, put_indices, smallest
-from gradwire.encode.values import FLOATS, VALUES, get_values, put_values, value_bytes
-from gradwire.errors import unknown
-from gradwire.kernels import pack
+from gradwire.encode.indices import INDICES, get_indices, index_bytes, smallest
+from gradwire.encode.noise import Noise
+from gradwire.encode.values import FLOATS, STOCHASTIC, VALUES, value_bytes
+from gradwire.errors import ConfigError, unknown
+from gradwire.kernels import pack, unpack
 from gradwire.types import MAX_SIZE, Sparse
 
 MAGIC = int.from_bytes(b"GRW\x01", "little")
@@ -31,16 +32,26 @@ HEADER = 32
 
 @dataclass(frozen=True)
 class Encoding:
-    """How values and indices travel; `auto` indices are the smallest code for the sizes at hand."""
+    """How values and indices travel; `auto` indices are the smallest code for the sizes at hand.
+
+    `rounding` of values is "nearest" or "stochastic"; receivers need not know.
+    """
 
     values: str = "fp32"
     indices: str = "int32"
+    rounding: str = "nearest"
 
     def __post_init__(self) -> None:
         if self.values not in VALUES:
             raise unknown("value encoding", self.values, VALUES)
         if self.indices not in {*INDICES, "auto"}:
             raise unknown("index encoding", self.indices, {*INDICES, "auto"})
+        if self.rounding not in ("nearest", "stochastic"):
+            raise unknown("rounding", self.rounding, ("nearest", "stochastic"))
+        if self.rounding == "stochastic" and self.values not in STOCHASTIC:
+            raise ConfigError(
+                f"rounding='stochastic' is for values {', '.join(STOCHASTIC)}; got {self.values!r}"
+            )
 
     @property
     def code(self) -> int:
@@ -48,7 +59,7 @@ class Encoding:
 
     @property
     def plain(self) -> bool:
-        """Whether the fused kernels know it: fp32 or bf16 values, int32 or no indices."""
+        """Whether `kernels.decode` reads it as it is: fp32 or bf16 values, int32 or no indices."""
         return self.values in ("fp32", "bf16") and self.indices in ("int32", "common")
 
     @property
@@ -68,11 +79,14 @@ class Message:
     """What one rank sends: the buffer, and for this rank's own use what is in it.
 
     `sparse` None: no entries travel in the buffer, it only says whether its sender was finite.
+    `seen`: the values as receivers see them. `noise`: what they were rounded with.
     """
 
     buffer: Tensor
     sparse: Sparse | None
     encoding: Encoding
+    seen: Tensor | None = None
+    noise: Noise | None = None
 
     @property
     def finite(self) -> Tensor:
@@ -90,10 +104,7 @@ class Message:
     def delivered(self) -> Sparse:
         """What receivers see of it: the values as they travel."""
         mine = self.chosen
-        if self.encoding.values == "fp32" and mine.values.dtype == torch.float32:
-            return mine
-        _, values = parts(self.buffer, mine.size, mine.capacity, self.encoding)
-        return replace(mine, values=get_values(self.encoding.values, values, mine.capacity))
+        return mine if self.seen is None else replace(mine, values=self.seen)
 
     @property
     def index_part(self) -> Tensor:
@@ -127,14 +138,15 @@ class Message:
         """
         mine = self.chosen
         usable = self._usable(buffer)
-        where, what = parts(buffer, mine.size, mine.capacity, self.encoding)
-        indices = mine.indices
-        if self.encoding.indices != "common":
-            indices = get_indices(self.encoding.indices, where, mine.size, mine.capacity)
-        values = get_values(self.encoding.values, what, mine.capacity)
-        values = torch.where(indices < mine.size, values, 0)
+        row = unpack(buffer.unsqueeze(0), mine.size, mine.capacity, self.encoding)[0]
+        words = row[HEADER:].view(torch.int32)
+        if self.encoding.indices == "common":
+            indices, values = mine.indices, words[: mine.capacity]
+            values = torch.where(indices < mine.size, values.view(torch.float32), 0)
+        else:
+            indices, values = words[: mine.capacity], words[mine.capacity : 2 * mine.capacity]
         count = buffer[:HEADER].view(torch.int32)[3]
-        return Sparse(indices, values, count, mine.size, mine.common), usable
+        return Sparse(indices, values.view(torch.float32), count, mine.size, mine.common), usable
 
 
 def nbytes(capacity: int, encoding: Encoding = Encoding(), size: int = MAX_SIZE) -> int:
@@ -145,12 +157,16 @@ def nbytes(capacity: int, encoding: Encoding = Encoding(), size: int = MAX_SIZE)
 
 
 def encode(
-    sparse: Sparse | None, finite: Tensor, encoding: Encoding = Encoding(), size: int = 0
+    sparse: Sparse | None,
+    finite: Tensor,
+    encoding: Encoding = Encoding(),
+    size: int = 0,
+    noise: Noise | None = None,
 ) -> Message:
     """The message: one uint8 buffer on the device of `finite`; no host sync.
 
     What the rounding of values takes away is not in the buffer: subtract `delivered` from u, not
-    `sparse`, and it stays. `size` is only needed without entries.
+    `sparse`, and it stays. `size` is only needed without entries, `noise` for stochastic rounding.
 
         sparse = gradwire.compress(u, k=100)
         message = encode(sparse, torch.tensor(True), Encoding(values="bf16"))
@@ -163,20 +179,13 @@ def encode(
     encoding = encoding.settled(sparse.size, sparse.capacity)
     if sparse.common:
         encoding = replace(encoding, indices="common")
+    if (noise is None) == (encoding.rounding == "stochastic"):
+        raise ValueError(
+            f"rounding {encoding.rounding!r} with noise {noise!r}: one needs the other"
+        )
     template = _template(sparse.size, sparse.capacity, encoding, finite.device)
-    if encoding.plain:
-        indices = None if sparse.common else sparse.indices
-        buffer = pack(template, indices, sparse.values, sparse.count, finite, encoding.dtype)
-        return Message(buffer, sparse, encoding)
-    buffer = template.clone()
-    words = buffer[:HEADER].view(torch.int32)
-    words[3] = sparse.count
-    words[4] = finite
-    where, what = parts(buffer, sparse.size, sparse.capacity, encoding)
-    if where.numel():
-        where.copy_(put_indices(encoding.indices, sparse.indices, sparse.size))
-    what.copy_(put_values(encoding.values, sparse.values))
-    return Message(buffer, sparse, encoding)
+    buffer, seen = pack(template, sparse, finite, encoding, noise)
+    return Message(buffer, sparse, encoding, seen, noise)
 
 
 def parts(buffer: Tensor, size: int, capacity: int, encoding: Encoding) -> tuple[Tensor, Tensor]:

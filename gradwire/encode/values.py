@@ -1,17 +1,26 @@
 """How values travel.
 
-fp32, bf16, fp16   as they are, or rounded to the nearest.
-int8, int4         blocks of 256 values share an fp32 scale, max |v| / 127 or / 7; nearest rounding.
+fp32, bf16, fp16   as they are, or rounded.
+int8, int4         blocks of 256 values share an fp32 scale, max |v| / 127 or / 7.
+
+Rounding is to the nearest, ties to even. With `noise` it is stochastic: up with the probability of
+the part that is cut off, in steps of 2^-16, so that the expected value is the value itself.
 """
 
 import torch
 from torch import Tensor
 
+from gradwire.encode.noise import Noise, random_words
+
 VALUES = {"fp32": 0, "bf16": 1, "fp16": 2, "int8": 3, "int4": 4}
 """Names and codes in the header."""
 FLOATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 LEVELS = {"int8": 127, "int4": 7}
+STOCHASTIC = ("bf16", "int8", "int4")
+"""What can be rounded stochastically."""
 BLOCK = 256
+LARGEST = 3.4e38
+"""A little below the largest number, so that level x scale cannot round to infinity."""
 
 
 def value_bytes(name: str, capacity: int) -> int:
@@ -22,19 +31,21 @@ def value_bytes(name: str, capacity: int) -> int:
     return 4 * -(-capacity // BLOCK) + codes
 
 
-def put_values(name: str, values: Tensor) -> Tensor:
+def put_values(name: str, values: Tensor, noise: Noise | None = None) -> Tensor:
     """The values as uint8."""
     if name in FLOATS:
-        # Above its largest number a dtype rounds to infinity; clamped, the rest stays behind.
-        limit = torch.finfo(FLOATS[name]).max
-        return values.clamp(-limit, limit).to(FLOATS[name]).view(torch.uint8)
+        return _floats(FLOATS[name], values, noise).view(torch.uint8)
     blocks = _blocks(values.float())
-    # A little below the largest number, so that level x scale cannot round to infinity.
-    largest = blocks.abs().amax(1).clamp(max=3.4e38)
-    scale = largest / LEVELS[name]
-    codes = torch.where(scale > 0, scale, 1).reciprocal().unsqueeze(1) * blocks
-    codes = codes.nan_to_num(0).round().clamp(-LEVELS[name], LEVELS[name]).to(torch.int8)
-    codes = codes.view(-1)[: values.numel()]
+    # Tensors, not numbers: CUDA multiplies by the reciprocal of a number.
+    levels = blocks.new_full((), LEVELS[name])
+    scale = blocks.abs().amax(1).clamp(max=LARGEST) / levels
+    share = torch.where(scale > 0, scale, 1).reciprocal().unsqueeze(1) * blocks
+    share = share.nan_to_num(0).view(-1)[: values.numel()]
+    if noise is None:
+        share = share.round()
+    else:
+        share = (share + (random_words(noise, values.numel()) >> 16) * 2.0**-16).floor()
+    codes = share.clamp(-LEVELS[name], LEVELS[name]).to(torch.int8)
     if name == "int4":
         codes = _nibbles(codes)
     return torch.cat([scale.view(torch.uint8), codes.view(torch.uint8)])
@@ -52,6 +63,17 @@ def get_values(name: str, part: Tensor, capacity: int) -> Tensor:
     else:
         numbers = codes.view(torch.int8).float()
     return numbers * scale.unsqueeze(1).expand(-1, BLOCK).reshape(-1)[:capacity]
+
+
+def _floats(dtype: torch.dtype, values: Tensor, noise: Noise | None) -> Tensor:
+    # Above its largest number a dtype rounds to infinity; clamped, the rest stays behind.
+    limit = torch.finfo(dtype).max
+    values = values.float().clamp(-limit, limit)
+    if noise is None:
+        return values.to(dtype)
+    # bf16 is the upper half of fp32: random lower halves carry over as often as they should.
+    words = values.view(torch.int32) + (random_words(noise, values.numel()) >> 16).int()
+    return (words >> 16).to(torch.int16).view(torch.bfloat16)
 
 
 def _blocks(values: Tensor) -> Tensor:

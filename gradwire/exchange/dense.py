@@ -8,9 +8,10 @@ from gradwire.encode import Encoding, Message
 from gradwire.exchange.outcome import Outcome
 from gradwire.kernels import spread
 from gradwire.stages import stage
+from gradwire.types import Memory
 
 
-def dense(message: Message, u: Tensor, group: Group) -> Outcome:
+def dense(message: Message, u: Tensor, group: Group, memory: Memory) -> Outcome:
     """Every entry, in one fp32 all-reduce.
 
     Sends 2 (P - 1) / P of the gradient. Without a selection every entry of u goes; with one, the
@@ -34,3 +35,8 @@ def dense(message: Message, u: Tensor, group: Group) -> Outcome:
 def dense_bytes(ranks: int, size: int, capacity: int, encoding: Encoding) -> int:
     """A ring all-reduce sends 2 (P - 1) chunks of size / P; one entry more counts the finite."""
     return 2 * (ranks - 1) * 4 * (size + 1) // ranks
+
+
+def dense_rounds(ranks: int) -> int:
+    """Twice around the ring."""
+    return 2 * (ranks - 1)

@@ -8,9 +8,10 @@ from gradwire.encode import Encoding, Message
 from gradwire.exchange.ordered import ordered_bytes, ordered_mean
 from gradwire.exchange.outcome import Outcome
 from gradwire.stages import stage
+from gradwire.types import Memory
 
 
-def dense_bf16(message: Message, u: Tensor, group: Group) -> Outcome:
+def dense_bf16(message: Message, u: Tensor, group: Group, memory: Memory) -> Outcome:
     """Every entry, as bf16; what rounding takes away stays.
 
     The mean of PyTorch's bf16_compress_hook rounds at every hop of the ring; here each value is

@@ -1,20 +1,27 @@
 """Pairs of workers merge what they chose, and keep k of it, until all hold the same k."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gradwire.cluster.group import Group
 from gradwire.encode import Encoding, Message, encode, nbytes
+from gradwire.encode.noise import Noise
+from gradwire.errors import unknown
+from gradwire.exchange.entries import add, keep, restrict, subtract
 from gradwire.exchange.outcome import Outcome
-from gradwire.exchange.union import merge
-from gradwire.kernels import spread, topk
+from gradwire.kernels import spread
 from gradwire.stages import stage
-from gradwire.types import Sparse
+from gradwire.types import Memory, Sparse
+
+VARIANTS = ("lossless", "paper")
 
 
-def gtopk(message: Message, u: Tensor, group: Group) -> Outcome:
+def gtopk(
+    message: Message, u: Tensor, group: Group, memory: Memory, *, variant: str = "lossless"
+) -> Outcome:
     """The k largest of all workers together, merged in pairs.
 
     gTop-k of Shi et al. (2019) in log2 P rounds, by recursive doubling instead of a tree and a
@@ -22,7 +29,9 @@ def gtopk(message: Message, u: Tensor, group: Group) -> Outcome:
     both have and keep the k largest. When P is not a power of two, the ranks beyond the largest
     one hand their entries over first and get the result last. Sends one message a round.
     Different from the paper: what a merge cuts, or rounds, stays with the lowest rank of the merged
-    group, as residual. In the paper an entry that is cut and comes back by another branch is lost.
+    group, as residual. In the paper an entry that is cut and comes back by another branch is lost:
+    variant="paper" does that, and `wire.stats().leaked` says how much (rounding by merges is lost
+    too, but not counted).
     """
     steps = Merging(message, group)
     power = 1 << (group.size.bit_length() - 1)
@@ -40,7 +49,10 @@ def gtopk(message: Message, u: Tensor, group: Group) -> Outcome:
         update = u.new_empty(u.numel() + 1)
         update.copy_(torch.where(ok, 0.0, float("nan")))
         spread(update, entries.indices, entries.values / group.size)
-    return Outcome(update, steps.delivered, ok)
+        if variant == "paper":
+            delivered, leaked = steps.as_published(entries)
+            return Outcome(update, delivered, ok, leaked)
+    return Outcome(update, steps.delivered(), ok)
 
 
 class Merging:
@@ -50,11 +62,15 @@ class Merging:
         self._like = message
         self._group = group
         self._message = message
-        self.delivered = message.delivered
+        self._rounds = 0
+        self._cuts: list[Sparse] = []
+        self._watched = [message.delivered]
+        self._sets: list[Tensor] = []
 
     def round(self, to: int | None, source: int | None, keeper: bool) -> None:
         """Send what this rank holds, merge what it gets; the keeper takes back what is cut."""
         received = self._group.swap(self._message.buffer, to, source)
+        self._rounds += 1
         if received is None:
             return
         with stage("decode"):
@@ -64,48 +80,65 @@ class Merging:
         with stage("compress"):
             chosen = keep(summed, mine.capacity)
         with stage("encode"):
-            self._message = encode(chosen, usable & also, self._like.encoding)
+            like = self._like
+            self._message = encode(
+                chosen, usable & also, like.encoding, noise=self._noise(like.noise)
+            )
+            self._sets.append(chosen.indices)
+            if to is None:
+                self._watched.append(other)
             if keeper:
-                cut = subtract(summed, self._message.delivered)
-                self.delivered = subtract(self.delivered, cut)
+                self._cuts.append(subtract(summed, self._message.delivered))
+
+    def _noise(self, own: Noise | None) -> Noise | None:
+        """The same bits for all ranks that merge the same entries; others in every round."""
+        return None if own is None else replace(own, rank=self._group.size + self._rounds)
 
     def hand_back(self, to: int | None, source: int | None) -> Tensor:
         """The result: sent to the rank that had folded in, or got from the one it folded to."""
         received = self._group.swap(self._message.buffer, to, source)
         return self._message.buffer if received is None else received
 
+    def delivered(self) -> Sparse:
+        """What this rank chose, less what its merges cut."""
+        out = self._like.delivered
+        for cut in self._cuts:
+            out = subtract(out, cut)
+        return out
 
-def add(a: Sparse, b: Sparse) -> Sparse:
-    """a + b: at most as many entries as both have room for. At most two numbers meet in a sum."""
-    if a.common:
-        return replace(a, values=a.values + b.values)
-    where = merge(torch.cat([a.indices, b.indices]), a.size)
-    values = torch.zeros(where.numel() + 1, device=where.device)
-    for part in (a, b):
-        # Padding points behind the last entry; searchsorted finds some place, its value is zero.
-        values.index_add_(0, torch.searchsorted(where, part.indices), part.values)
-    count = (where < a.size).sum(dtype=torch.int32)
-    return Sparse(where, values[:-1], count, a.size)
+    def as_published(self, result: Sparse) -> tuple[Sparse, Tensor]:
+        """What this rank chose of the result; and the energy of what is lost, and of all chosen.
 
-
-def subtract(a: Sparse, b: Sparse) -> Sparse:
-    """a - b."""
-    return add(a, replace(b, values=-b.values))
-
-
-def keep(sparse: Sparse, k: int) -> Sparse:
-    """The k entries of largest magnitude; ties go to the smaller index."""
-    if sparse.common:
-        return sparse
-    places = topk(sparse.values, min(k, sparse.capacity))
-    indices, values = sparse.indices[places], sparse.values[places]
-    if missing := k - places.numel():
-        indices = torch.cat([indices, indices.new_full((missing,), sparse.size)])
-        values = torch.cat([values, values.new_zeros(missing)])
-    return Sparse(indices, values, (indices < sparse.size).sum(dtype=torch.int32), sparse.size)
+        The published residual keeps what is not in the result, and nothing of what is. Lost is what
+        is in the result, but was not in a set on the way. A rank that took in another, which sees
+        no sets, counts for both.
+        """
+        leaked = torch.zeros(2, dtype=torch.float64, device=result.indices.device)
+        for chosen in self._watched if self._sets else ():
+            there = alive = restrict(chosen, result.indices)
+            for indices in self._sets:
+                alive = restrict(alive, indices)
+            leaked += torch.stack([_energy(there) - _energy(alive), _energy(chosen)])
+        return restrict(self._watched[0], result.indices), leaked
 
 
-def gtopk_bytes(ranks: int, size: int, capacity: int, encoding: Encoding) -> int:
+def _energy(sparse: Sparse) -> Tensor:
+    return sparse.values.double().square().sum()
+
+
+def gtopk_check(variant: str = "lossless") -> None:
+    """Raises for a variant that does not exist."""
+    if variant not in VARIANTS:
+        raise unknown("variant of gtopk", variant, VARIANTS)
+
+
+def gtopk_rounds(ranks: int, **options: Any) -> int:
+    """log2 P, and two more when P is not a power of two."""
+    rounds = ranks.bit_length() - 1
+    return rounds + (2 if ranks > 1 << rounds else 0)
+
+
+def gtopk_bytes(ranks: int, size: int, capacity: int, encoding: Encoding, **options: Any) -> int:
     """The most that leaves one rank: a message in each of log2 P rounds, and one to hand back."""
     rounds = ranks.bit_length() - 1
     power = 1 << rounds

@@ -39,3 +39,8 @@ def ordered_mean(values: Tensor, dtype: torch.dtype, group: Group) -> tuple[Tens
 def ordered_bytes(ranks: int, entries: int, itemsize: int) -> int:
     """What `ordered_mean` of so many values sends."""
     return 2 * (ranks - 1) * -(-entries // ranks) * itemsize
+
+
+def ordered_rounds(ranks: int) -> int:
+    """What `ordered_mean` waits for: every other rank's part, then every other part of the mean."""
+    return 2 * (ranks - 1)

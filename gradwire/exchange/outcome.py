@@ -14,9 +14,11 @@ class Outcome:
     update: fp32, `size` + 1 entries, the last one spare; NaN everywhere when not ok. delivered:
     this rank's entries as receivers see them; a flat tensor where all of them went, rounded; None
     where all of u went as it is. ok: 0-d bool, False when some rank was not finite; then nothing
-    was delivered.
+    was delivered. leaked: fp64 [2], the energy that is lost and that of what was chosen, of an
+    exchange that is exempt from the law.
     """
 
     update: Tensor
     delivered: Sparse | Tensor | None
     ok: Tensor
+    leaked: Tensor | None = None

@@ -6,14 +6,14 @@ from torch import Tensor
 from gradwire.cluster.group import Group
 from gradwire.encode import HEADER, Encoding, Message
 from gradwire.encode.indices import index_bytes
-from gradwire.exchange.ordered import ordered_bytes, ordered_mean
+from gradwire.exchange.ordered import ordered_bytes, ordered_mean, ordered_rounds
 from gradwire.exchange.outcome import Outcome
 from gradwire.kernels import spread
 from gradwire.stages import stage
-from gradwire.types import Sparse
+from gradwire.types import Memory, Sparse
 
 
-def union(message: Message, u: Tensor, group: Group) -> Outcome:
+def union(message: Message, u: Tensor, group: Group, memory: Memory) -> Outcome:
     """Everyone's values where anyone chose: 1.5x allgather's bytes.
 
     1. gather the P index lists; 2. every rank merges them into the same ascending list of at most
@@ -47,6 +47,11 @@ def union_bytes(ranks: int, size: int, capacity: int, encoding: Encoding) -> int
     indices = (ranks - 1) * (HEADER + index_bytes(name, size, capacity))
     entries = capacity if name == "common" else min(size, ranks * capacity)
     return indices + ordered_bytes(ranks, entries, encoding.dtype.itemsize)
+
+
+def union_rounds(ranks: int) -> int:
+    """Once around the ring, and an ordered mean."""
+    return ranks - 1 + ordered_rounds(ranks)
 
 
 def merge(indices: Tensor, size: int) -> Tensor:

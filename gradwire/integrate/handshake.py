@@ -26,16 +26,13 @@ def meet(
     """
     ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
     everyone = len(ranks) == dist.get_world_size()
-    own = dist.new_group(
-        ranks,
-        timeout=timedelta(seconds=config.timeout),
-        use_local_synchronization=not everyone,
-    )
-    group = DistributedGroup(own, device)
+    timeout = timedelta(seconds=config.timeout)
+    own = dist.new_group(ranks, timeout=timeout, use_local_synchronization=not everyone)
+    group = DistributedGroup(own, device, timeout)
     fields = config.asdict()
     fields["parameters"] = [[s.name, list(s.shape), str(s.dtype)] for s in slots]
     compare(group, fields)
-    group.bytes_sent = 0
+    group.bytes_sent = group.rounds = 0
     return group
 
 

@@ -9,7 +9,21 @@ from gradwire.kernels.momentum import momentum
 from gradwire.kernels.pack import pack
 from gradwire.kernels.scan import scan
 from gradwire.kernels.settle import settle
+from gradwire.kernels.sketch import insert, query
 from gradwire.kernels.spread import spread
 from gradwire.kernels.topk import select, topk
+from gradwire.kernels.unpack import unpack
 
-__all__ = ["decode", "momentum", "pack", "scan", "select", "settle", "spread", "topk"]
+__all__ = [
+    "decode",
+    "insert",
+    "momentum",
+    "pack",
+    "query",
+    "scan",
+    "select",
+    "settle",
+    "spread",
+    "topk",
+    "unpack",
+]

@@ -78,10 +78,10 @@ def _chart(runs: Sequence[Run], x: str, y: str) -> str:
             axes.plot(*points, color=colour, linewidth=1.6, marker=marker)
         _scale(axes.xaxis, axes.set_xscale, runs, x)
         _scale(axes.yaxis, axes.set_yscale, runs, y)
-        _dress(axes)
+        dress(axes)
         out = io.StringIO()
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
-    return _inline(out.getvalue())
+    return inline(out.getvalue())
 
 
 def _scale(
@@ -99,7 +99,7 @@ def _scale(
     axis.set_major_formatter(FuncFormatter(lambda value, _: WORDS[column](value)))
 
 
-def _dress(axes: "Axes") -> None:
+def dress(axes: "Axes") -> None:
     """A quiet grid and nothing else."""
     axes.grid(True, color=FAINT, linewidth=0.6)
     axes.set_axisbelow(True)
@@ -109,7 +109,7 @@ def _dress(axes: "Axes") -> None:
     axes.minorticks_off()
 
 
-def _inline(svg: str) -> str:
+def inline(svg: str) -> str:
     """The `<svg>` element alone, its ink the page's."""
     svg = svg[svg.index("<svg") :]
     return svg.replace(INK, "currentColor").replace(FAINT, "var(--line)")

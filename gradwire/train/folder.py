@@ -1,4 +1,4 @@
-"""The run folder: config.json, metrics.jsonl, checkpoint/, result.json, report.html."""
+"""The run folder: config.json, metrics.jsonl, checkpoint/, gradients/, result.json, report.html."""
 
 import json
 import os
@@ -16,7 +16,8 @@ from gradwire.version import __version__
 
 CONFIG, METRICS, RESULT = "config.json", "metrics.jsonl", "result.json"
 REPORT, CHECKPOINT, TENSORBOARD = "report.html", "checkpoint", "tensorboard"
-FILES, FOLDERS = (CONFIG, METRICS, RESULT, REPORT), (CHECKPOINT, TENSORBOARD)
+GRADIENTS = "gradients"
+FILES, FOLDERS = (CONFIG, METRICS, RESULT, REPORT), (CHECKPOINT, TENSORBOARD, GRADIENTS)
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from gradwire import models
-from gradwire.config import Config, parse_options
+from gradwire.config import Config
 from gradwire.errors import ConfigError, unknown
+from gradwire.options import options_of, parse_options, resolve_names
 
 FREE = ("workers", "epochs", "data_dir")
 """What a resumed run may change; anything else would make it another run."""
@@ -27,6 +28,7 @@ class Options:
     density: float = 0.01
     values: str = "fp32"
     indices: str = "int32"
+    rounding: str = "nearest"
     dense_steps: int = 0
     warmup: tuple[float, ...] = ()
     warmup_steps: int = 0
@@ -67,11 +69,12 @@ class Options:
         """How gradients are compressed and exchanged, for `gradwire.attach`."""
         return Config(
             method=self.method,
-            options=parse_options(self.method.partition("/")[0], self.method_options),
+            options=parse_options(self.method_options, self.method, self.exchange),
             exchange=self.exchange,
             density=self.density,
             values=self.values,
             indices=self.indices,
+            rounding=self.rounding,
             dense=self.keep_dense,
             dense_steps=self.dense_steps,
             warmup=self.warmup,
@@ -81,10 +84,14 @@ class Options:
     def against(self, name: str) -> "Options":
         """The same run with another "method" or "method/exchange"."""
         other: dict[str, Any] = {"method": name, "exchange": "", "compare": ()}
-        if name.partition("/")[0] != self.method:
-            other["method_options"] = ()
+        method, exchange = resolve_names(name)
+        known = options_of(method, exchange) if method == self.method else {}
+        other["method_options"] = tuple(
+            text for text in self.method_options if text.partition("=")[0] in known
+        )
         if name.partition("/")[0] == "dense":
-            other |= {"values": "fp32", "dense_steps": 0, "warmup": (), "warmup_steps": 0}
+            other |= {"values": "fp32", "rounding": "nearest"}
+            other |= {"dense_steps": 0, "warmup": (), "warmup_steps": 0}
         return dataclasses.replace(self, **other)
 
     @property
@@ -97,7 +104,8 @@ class Options:
         """The run in a few words, e.g. "topk/allgather at 1 %"."""
         if self.method == "dense":
             return "dense"
-        codes = [c for c in (self.values, self.indices) if c not in ("fp32", "int32")]
+        usual = ("fp32", "int32", "nearest")
+        codes = [c for c in (self.values, self.indices, self.rounding) if c not in usual]
         return ", ".join([f"{self.method}/{self.exchange} at {100 * self.density:g} %", *codes])
 
     def lr_at(self, epoch: int) -> float:

@@ -12,6 +12,7 @@ from gradwire.train import checkpoint
 from gradwire.train.checkpoint import Position
 from gradwire.train.evaluate import accuracy, digest, replicas_identical
 from gradwire.train.folder import RESULT, write_json
+from gradwire.train.gradients import record_gradient
 from gradwire.train.metrics import Metrics, Record
 from gradwire.train.options import Options
 from gradwire.train.place import Place
@@ -25,6 +26,7 @@ class Sitting:
 
     max_steps: int | None = None
     checkpoint_every: int | None = None
+    record_gradients: int | None = None
     quiet: bool = False
 
 
@@ -86,6 +88,7 @@ class Trainer:
         self.replica.set_lr(self.options.lr_at(position.epoch))
         for indices in self.shard.batches(position.epoch, position.offset):
             self._step(indices)
+            self._record_gradient()
             stop = self.place.agreed_to_stop()
             ends = position.offset == self.shard.steps
             last = position.step >= self.end
@@ -114,6 +117,14 @@ class Trainer:
         position.offset += 1
         position.step += 1
         self.progress.step(position.step)
+
+    def _record_gradient(self) -> None:
+        """Writes what the first rank chose from, if it is time to; takes no training time."""
+        every, step = self.sitting.record_gradients, self.position.step
+        if every and step % every == 0 and self.place.first:
+            self._lap()
+            record_gradient(self.folder, step, self.replica.wire)
+            self._since = time.perf_counter()
 
     def _end_epoch(self) -> None:
         """Evaluates, records, and moves on to the next epoch."""

@@ -1,25 +1,18 @@
 """The law: mean of u = update + mean of the new residuals. First test of everything."""
 
-import itertools
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gradwire
+from gradwire.accumulate.schedule import entries
 from gradwire.cluster.virtual import VirtualRanks
-from gradwire.compress import METHODS
-from gradwire.encode.values import VALUES
 from gradwire.exchange import EXCHANGES
+from tests.exchange.cases import allowed, options
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-TAKES = {"union": ["fp32", "bf16"], "dense": ["fp32"], "dense-bf16": ["fp32"]}
-CASES = [
-    (method, exchange, values)
-    for method, exchange, values in itertools.product(METHODS, EXCHANGES, VALUES)
-    if values in TAKES.get(exchange, VALUES)
-]
+CASES = allowed()
 
 
 def gradients(kind, world, size, dtype, generator):
@@ -82,6 +75,7 @@ def test_law(method, exchange, values, world, size, density, kind, dtype, indice
         values=values,
         indices=indices,
         density=density,
+        options=options(exchange, size, entries(density, size)),
     )
     old = [torch.zeros(size) for _ in range(world)]
     for _ in range(3):
@@ -99,6 +93,7 @@ def test_law(method, exchange, values, world, size, density, kind, dtype, indice
 def test_everything_chosen_is_the_dense_mean(exchange, world):
     generator = torch.Generator().manual_seed(world)
     g = gradients("independent", world, 333, torch.float32, generator)
+    """Here the schedule sends it dense; by hand, see tests/exchange/test_every.py."""
     cluster = gradwire.VirtualCluster(world, exchange=exchange, density=1.0)
     update, kept = cluster.average(g), [cluster.residual(rank) for rank in range(world)]
     tolerance = 2**-7 if exchange == "dense-bf16" else 1e-6
@@ -109,7 +104,12 @@ def test_everything_chosen_is_the_dense_mean(exchange, world):
 @pytest.mark.parametrize(("method", "exchange", "values"), CASES)
 def test_every_worker_computes_the_same_bits(method, exchange, values):
     cluster = gradwire.VirtualCluster(
-        5, method=method, exchange=exchange, values=values, density=0.05
+        5,
+        method=method,
+        exchange=exchange,
+        values=values,
+        density=0.05,
+        options=options(exchange, 997, 50),
     )
     generator = torch.Generator().manual_seed(0)
     cluster.average(gradients("heavy", 5, 997, torch.float32, generator))
@@ -137,7 +137,9 @@ def test_what_was_sent_is_exactly_gone():
 @pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
 @pytest.mark.parametrize("exchange", EXCHANGES)
 def test_a_worker_that_is_not_finite_stops_the_step_everywhere(exchange, bad):
-    cluster = gradwire.VirtualCluster(3, exchange=exchange, density=0.1)
+    cluster = gradwire.VirtualCluster(
+        3, exchange=exchange, density=0.1, options=options(exchange, 300, 30)
+    )
     first = [torch.randn(300) for _ in range(3)]
     sent = cluster.average(first)
     kept = [cluster.residual(rank) for rank in range(3)]

@@ -6,8 +6,10 @@ import torch
 import gradwire
 from gradwire.accumulate.schedule import entries
 from gradwire.encode import Encoding
+from gradwire.encode.values import STOCHASTIC
 from gradwire.exchange import EXCHANGES
 from gradwire.types import align
+from tests.exchange.cases import Hand
 
 
 @pytest.mark.parametrize(
@@ -32,6 +34,43 @@ def test_predicted_bytes_are_counted_bytes(exchange, values, world):
     stats = cluster.stats()
     assert stats.bytes_sent == predicted
     assert stats.bytes_dense == 2 * (world - 1) * 4 * 3001 // world
+
+
+ENCODED = [
+    (exchange, values, indices)
+    for exchange in ("allgather", "gtopk", "oktopk", "union", "hierarchical")
+    for values in EXCHANGES[exchange].values
+    for indices in ("int32", "packed", "local16", "bitmap", "auto")
+]
+
+
+@pytest.mark.parametrize(("exchange", "values", "indices"), ENCODED)
+def test_every_encoding_is_counted(exchange, values, indices):
+    """Bytes on the wire, padding included, are the formula's to the last one."""
+    size = 70_016 if indices == "local16" else 3008
+    for k in (1, 33):
+        u = [torch.randn(size) for _ in range(3)]
+        out = Hand(exchange, 3, values=values, indices=indices).step(u, k)
+        assert out.sent == EXCHANGES[exchange].bytes(3, size, k, Encoding(values, indices))
+
+
+@pytest.mark.parametrize(("method", "indices"), [("topk", "int32"), ("randk", "common")])
+def test_a_union_is_no_longer_than_the_vector_nor_common_indices_than_k(method, indices):
+    for k in (33, 2000):
+        u = [torch.randn(3008) for _ in range(3)]
+        out = Hand("union", 3, method=method).step(u, k)
+        assert out.sent == EXCHANGES["union"].bytes(3, 3008, k, Encoding("fp32", indices))
+
+
+@pytest.mark.parametrize("values", STOCHASTIC)
+def test_rounding_costs_no_bytes(values):
+    plain, noisy = (
+        gradwire.VirtualCluster(3, values=values, indices="packed", rounding=rounding, density=0.01)
+        for rounding in ("nearest", "stochastic")
+    )
+    g = [torch.randn(3001) for _ in range(3)]
+    assert not torch.equal(plain.average(g), noisy.average(g))
+    assert plain.stats().bytes_sent == noisy.stats().bytes_sent
 
 
 def real(rank):

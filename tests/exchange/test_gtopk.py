@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import gradwire
-from gradwire.exchange.gtopk import add, keep, subtract
+from gradwire.exchange.entries import add, keep, subtract
 
 
 def gradients(world, seed, correlated=0.7):
@@ -64,3 +64,67 @@ def test_virtual_workers_equal_real_ranks_bit_for_bit(ranks, world, values):
     cluster = gradwire.VirtualCluster(world, exchange="gtopk", values=values, density=0.01)
     out = b"".join(cluster.average(gradients(world, s)).numpy().tobytes() for s in range(5))
     assert set(ranks.run(world, real, world, values)) == {out}
+
+
+def leaks(world, variant):
+    """The ranks' leaked shares, what the law misses, and what was chosen, a row a rank."""
+    cluster = gradwire.VirtualCluster(world, exchange="gtopk", density=0.05, variant=variant)
+    g = gradients(world, 3)
+    update = cluster.average(g)
+    kept = sum(cluster.residual(rank) for rank in range(world))
+    chosen = torch.stack([gradwire.compress(x, density=0.05).dense() for x in g])
+    shares = [cluster.stats(rank).leaked for rank in range(world)]
+    return shares, sum(g) - world * update - kept, chosen
+
+
+@pytest.mark.parametrize("world", [2, 3, 4, 8])
+def test_as_published_it_leaks_and_says_how_much(world):
+    """Only entries that several workers chose can come back by another branch."""
+    shares, missing, chosen = leaks(world, "paper")
+    missing[missing.abs() < 1e-5] = 0
+    assert bool(missing.any()) == (world > 2)
+    assert bool(((chosen != 0).sum(0)[missing != 0] > 1).all())
+    # What is missing of a coordinate is the sum of some of the choices there.
+    lost = _explained(missing, chosen)
+    energies = [float(row.square().sum()) for row in chosen]
+    reported = sum(s * e for s, e in zip(shares, energies, strict=True) if s is not None)
+    if world == 3:  # rank 0 took rank 2 in, and counts for both
+        assert shares[2] is None
+        reported = shares[0] * (energies[0] + energies[2]) + shares[1] * energies[1]
+    assert reported == pytest.approx(lost, rel=1e-3, abs=1e-9)
+    assert all(s is None or s < 0.1 for s in shares)
+
+
+def _explained(missing, chosen):
+    """The energy of the choices that add up to what is missing, found by trying all subsets."""
+    total = 0.0
+    for at in missing.nonzero().view(-1).tolist():
+        values = [float(v) for v in chosen[:, at] if v != 0]
+        subsets = [
+            [v for i, v in enumerate(values) if bits >> i & 1] for bits in range(1 << len(values))
+        ]
+        best = min(subsets, key=lambda s: abs(sum(s) - float(missing[at])))
+        assert sum(best) == pytest.approx(float(missing[at]), rel=1e-4, abs=1e-5)
+        total += sum(v * v for v in best)
+    return total
+
+
+def test_the_default_leaks_nothing():
+    shares, missing, _ = leaks(8, "lossless")
+    assert set(shares) == {None}
+    assert float(missing.abs().max()) < 1e-5
+
+
+def test_published_residual_keeps_what_is_not_in_the_result():
+    cluster = gradwire.VirtualCluster(4, exchange="gtopk", density=0.05, variant="paper")
+    g = gradients(4, 5)
+    update = cluster.average(g)
+    for rank, gradient in enumerate(g):
+        mine = gradwire.compress(gradient, density=0.05).dense()
+        gone = (mine != 0) & (update != 0)
+        assert torch.equal(cluster.residual(rank), torch.where(gone, 0, gradient))
+
+
+def test_an_unknown_variant():
+    with pytest.raises(ValueError, match=r"unknown variant of gtopk 'papre'.* 'paper'"):
+        gradwire.Config(exchange="gtopk", options={"variant": "papre"})

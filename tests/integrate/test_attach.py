@@ -78,6 +78,8 @@ def differing(rank, what):
         fields["density"] = 0.02
     if what == "method" and rank == 1:
         fields["method"] = "randk"
+    if what == "options":
+        fields |= {"exchange": "gs-sgd", "ratio": 5.0 + rank}
     try:
         gradwire.attach(ddp, **fields).close()
     except ConfigError as error:
@@ -90,6 +92,10 @@ def differing(rank, what):
     [
         ("density", "ranks differ in density: rank 1 has 0.02, rank 0 has 0.01"),
         ("method", "ranks differ in method: rank 1 has 'randk', rank 0 has 'topk'"),
+        (
+            "options",
+            "ranks differ in options: rank 1 has {'ratio': 6.0}, rank 0 has {'ratio': 5.0}",
+        ),
         ("parameters", "rank 1 has 1 parameters, rank 0 has 2"),
     ],
 )

@@ -5,11 +5,12 @@ import torch
 from tests.integrate import models
 
 
-def law_and_replicas(rank, method, exchange, values, dtype, steps):
+def law_and_replicas(rank, method, exchange, values, dtype, steps, more=None):
     """Largest error of the law over all entries and steps, parameters' bytes, stats."""
     import torch.distributed as dist
 
-    ddp, wire = models.wrapped(dtype=dtype, method=method, exchange=exchange, values=values)
+    fields = {"method": method, "exchange": exchange, "values": values} | (more or {})
+    ddp, wire = models.wrapped(dtype=dtype, **fields)
     names = [n for n, _ in ddp.module.named_parameters()]
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
     old = {n: torch.zeros(p.shape) for n, p in ddp.module.named_parameters()}
@@ -51,6 +52,19 @@ def test_law(ranks):
     check(ranks.run(3, law_and_replicas, "topk", "dense", "fp32", torch.float32, 5), False)
     check(ranks.run(3, law_and_replicas, "dense", "dense", "fp32", torch.float32, 5), False)
     check(ranks.run(2, law_and_replicas, "topk", "allgather", "fp32", torch.bfloat16, 5))
+
+
+def test_law_of_every_exchange(ranks):
+    for world, exchange, more in (
+        (3, "gtopk", {}),
+        (3, "oktopk", {"refresh": 2}),
+        (2, "sketched", {"rows": 1, "ratio": 4.0, "candidates": 2}),
+        (3, "gs-sgd", {"rows": 1, "ratio": 4.0, "candidates": 2}),
+        (4, "hierarchical", {"local": 2}),
+    ):
+        fields = {"density": 0.02, "bundle_mb": 25.0} | more
+        run = (law_and_replicas, "topk", exchange, "fp32", torch.float32, 4, fields)
+        check(ranks.run(world, *run))
 
 
 def test_two_hundred_steps_at_one_in_a_thousand(ranks):

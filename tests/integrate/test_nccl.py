@@ -67,9 +67,14 @@ def test_gloo_ranks_with_cuda_tensors():
     assert stats["bytes_sent"] < stats["bytes_dense"] / 50
 
 
-@pytest.mark.parametrize("exchange", ["union", "gtopk", "dense", "dense-bf16"])
+EVERY = ["union", "gtopk", "oktopk", "sketched", "gs-sgd", "hierarchical", "dense", "dense-bf16"]
+
+
+@pytest.mark.parametrize("exchange", EVERY)
 def test_every_exchange(nccl, exchange):
     fields = {"exchange": exchange}
+    if exchange == "hierarchical":
+        fields["local"] = 1
     if exchange == "gtopk":
         fields |= {"values": "int8", "indices": "packed"}
     (first, stats), (second, _) = nccl.run(2, steps, 30, fields)
@@ -125,8 +130,8 @@ def test_grad_scaler_on_the_device(nccl):
         assert finite
 
 
-def without_sync(rank):
-    ddp, wire = wrapped()
+def without_sync(rank, exchange):
+    ddp, wire = wrapped(exchange=exchange)
     optimizer = train(ddp, rank, 5)
     batches = [models.data(rank, step).cuda() for step in range(5)]
     torch.cuda.synchronize()
@@ -141,8 +146,9 @@ def without_sync(rank):
     return wire.stats().steps
 
 
-def test_no_host_sync_in_a_step(nccl):
-    assert nccl.run(2, without_sync) == [10, 10]
+@pytest.mark.parametrize("exchange", ["allgather", *EVERY])
+def test_no_host_sync_in_a_step(nccl, exchange):
+    assert nccl.run(2, without_sync, exchange) == [10, 10]
 
 
 @pytest.mark.parametrize("method", ["topk", "randk", "dense"])
@@ -158,3 +164,15 @@ def test_virtual_workers_on_the_gpu_equal_those_on_the_cpu(method):
         assert torch.equal(on_cpu, on_gpu.cpu())
     for rank in range(4):
         assert torch.equal(clusters[0].residual(rank), clusters[1].residual(rank).cpu())
+
+
+@pytest.mark.parametrize("exchange", ["oktopk", "sketched", "gs-sgd", "hierarchical"])
+def test_exchanges_on_the_gpu_equal_those_on_the_cpu(exchange):
+    clusters = [gradwire.VirtualCluster(3, exchange=exchange, density=0.002) for _ in range(2)]
+    for step in range(4):
+        seeds = [torch.Generator().manual_seed(10 * step + r) for r in range(3)]
+        g = [torch.randn(20011, generator=seed) ** 3 for seed in seeds]
+        on_cpu = clusters[0].average(g)
+        on_gpu = clusters[1].average([x.cuda() for x in g])
+        assert torch.equal(on_cpu, on_gpu.cpu())
+    assert clusters[0].stats().dense == {}

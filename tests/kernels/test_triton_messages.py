@@ -1,15 +1,12 @@
-"""settle, pack and decode in Triton: the reference's bits."""
+"""settle and decode in Triton: the reference's bits."""
 
 import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE, gpu, same  # isort: skip
 from gradwire.encode import Encoding, encode
-from gradwire.encode.message import _template
 from gradwire.kernels.decode_torch import decode_torch
 from gradwire.kernels.decode_triton import SPAN, decode_triton
-from gradwire.kernels.pack_torch import pack_torch
-from gradwire.kernels.pack_triton import pack_triton
 from gradwire.kernels.settle_torch import settle_torch
 from gradwire.kernels.settle_triton import settle_triton
 from gradwire.types import Sparse
@@ -36,21 +33,6 @@ def test_settle(skipped, k, padding):
     settle_triton(other, sparse.indices, sparse.values, flag)
     assert same(buffer, other)
     assert float(other[-1]) == 0
-
-
-@pytest.mark.parametrize("values", ["fp32", "bf16"])
-@pytest.mark.parametrize("common", [False, True])
-@pytest.mark.parametrize("k", [1, 2, 3, 5, 1024, 1025])
-def test_pack(values, common, k):
-    sparse = chosen(5000, k, padding=k // 3)
-    sparse.values[0] = 3.4e38
-    encoding = Encoding(values, "common" if common else "int32")
-    template = _template(5000, k, encoding, DEVICE)
-    indices = None if common else sparse.indices
-    for finite in (True, False):
-        flag = torch.tensor(finite, device=DEVICE)
-        args = (template, indices, sparse.values, sparse.count, flag, encoding.dtype)
-        assert torch.equal(pack_torch(*args), pack_triton(*args))
 
 
 def gathered(size, k, ranks, values="fp32", common=False, padding=0):

@@ -89,6 +89,16 @@ def test_a_comparison_differs_in_nothing_but_the_method():
     assert (dense.seed, dense.lr, dense.batch) == (4, options.lr, options.batch)
 
 
+def test_a_comparison_keeps_the_options_that_the_other_has():
+    texts = ("rows=3", "ratio=5")
+    options = resolve({"method": "topk/gs-sgd", "method_options": texts})
+    assert options.config().exchange_options == {"rows": 3, "ratio": 5.0}
+    assert options.against("topk/sketched").method_options == texts
+    assert options.against("topk/oktopk").method_options == ()
+    assert options.against("topk").method_options == ()
+    assert options.against("dense").method_options == ()
+
+
 def test_the_learning_rate_drops_after_each_of_the_epochs():
     options = resolve({"lr": 1.0, "lr_drop": (2, 3)})
     assert [options.lr_at(e) for e in range(4)] == pytest.approx([1, 1, 0.1, 0.01])

@@ -1,0 +1,100 @@
+"""Workers add their sketches, find the large entries of the sum in it, and then send only those."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire import kernels
+from gradwire.cluster.group import Group
+from gradwire.encode import Encoding, Message
+from gradwire.exchange.ordered import ordered_bytes, ordered_mean, ordered_rounds
+from gradwire.exchange.outcome import Outcome
+from gradwire.exchange.table import Table
+from gradwire.kernels.sketch_torch import mix
+from gradwire.kernels.topk import group_size
+from gradwire.stages import stage
+from gradwire.types import Memory, Sparse
+
+Mean = Callable[[Tensor, torch.dtype, Group], tuple[Tensor, Tensor]]
+
+
+def sketched(
+    message: Message,
+    u: Tensor,
+    group: Group,
+    memory: Memory,
+    *,
+    rows: int = Table.rows,
+    columns: int = Table.columns,
+    ratio: float = Table.ratio,
+    candidates: int = Table.candidates,
+) -> Outcome:
+    """Sums of sketches say where all workers send exact values.
+
+    Sketched-SGD of Ivkin et al. (2019), algorithm 3. 1. every worker puts u into a Count-Sketch of
+    `rows` x `columns` cells, or of d / `ratio` cells; the mean of these is the sketch of the mean;
+    2. every rank finds the same `candidates` x k largest estimates in it; 3. the exact mean there,
+    of which the k largest are the update. Only exact values are delivered, so the law holds however
+    bad the estimates are. Sends 2 (P - 1) / P of table and candidates, no indices.
+    Different from the paper: the server's work is divided over the ranks (see `ordered_mean`), and
+    the hashes change at every step, so that no entry stays hidden behind the same large ones.
+    """
+    sketch = Table(rows, columns, ratio, candidates)
+    return by_sketch(message, u, group, memory, sketch, ordered_mean)
+
+
+def by_sketch(
+    message: Message, u: Tensor, group: Group, memory: Memory, sketch: Table, mean: Mean
+) -> Outcome:
+    """The two rounds, whichever way the mean is taken."""
+    size, k, dtype = u.numel(), message.chosen.capacity, message.encoding.dtype
+    with stage("encode"):
+        seeds = next_seeds(memory, sketch.rows, u.device)
+        table = kernels.insert(u, sketch.width(size), seeds)
+        broken = (1 - message.finite).float().view(1)
+    cells, _ = mean(torch.cat([table.view(-1), broken]), dtype, group)
+    with stage("compress"):
+        ok = cells[-1] == 0
+        many = sketch.many(size, k)
+        where = largest(cells[:-1].view_as(table), seeds, size, many)
+    exact, given = mean(u[where], dtype, group)
+    with stage("decode"):
+        best = kernels.topk(exact, min(k, many))
+        update = u.new_empty(size + 1)
+        update.copy_(torch.where(ok, 0.0, float("nan")))
+        kernels.spread(update, where[best], exact[best])
+        count = torch.full((), best.numel(), dtype=torch.int32, device=u.device)
+    return Outcome(update, Sparse(where[best], given[best], count, size), ok)
+
+
+def next_seeds(memory: Memory, rows: int, device: torch.device) -> Tensor:
+    """int32 [rows], other ones at every step, the same on every rank."""
+    if "sketch.steps" not in memory:
+        memory["sketch.steps"] = torch.zeros((), dtype=torch.int64, device=device)
+    steps = memory["sketch.steps"]
+    numbers = steps * rows + torch.arange(1, rows + 1, device=device)
+    steps.add_(1)
+    return mix(mix(numbers.to(torch.int32)) + 1)
+
+
+def largest(table: Tensor, seeds: Tensor, size: int, many: int) -> Tensor:
+    """int32, ascending: where the `many` largest estimates are."""
+    # Sums beyond fp32 are infinite, and their differences have no size.
+    table = table.nan_to_num()
+    group = group_size(size, many, table.device)
+    magnitudes, maxima = kernels.query(table, seeds, size, group)
+    return kernels.topk(magnitudes, many, maxima, group)
+
+
+def sketched_bytes(ranks: int, size: int, capacity: int, encoding: Encoding, **options: Any) -> int:
+    """2 (P - 1) / P of the table's cells and of the candidates; one cell says who was finite."""
+    sketch, itemsize = Table(**options), encoding.dtype.itemsize
+    parts = sketch.cells(size) + 1, sketch.many(size, capacity)
+    return sum(ordered_bytes(ranks, entries, itemsize) for entries in parts)
+
+
+def sketched_rounds(ranks: int, **options: Any) -> int:
+    """Two ordered means."""
+    return 2 * ordered_rounds(ranks)

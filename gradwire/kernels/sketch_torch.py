@@ -1,0 +1,74 @@
+"""The reference of sketch: plain torch in blocks, any device, no host sync."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from gradwire.kernels.scan_cpu import ALONE
+
+A, B = 0x85EBCA6B - 2**32, 0xC2B2AE35 - 2**32
+BLOCK = 1 << 22
+"""Entries at once on a device; on the CPU what stays in the cache and in one thread."""
+
+
+def insert_torch(u: Tensor, columns: int, seeds: Tensor, factor: Tensor) -> Tensor:
+    """int64 [rows, columns]: the sum in every cell of trunc(u x factor), with its sign."""
+    table = torch.zeros(seeds.numel(), columns, dtype=torch.int64, device=u.device)
+    for where in blocks(u.numel(), u.device):
+        numbers = (u[where.start : where.stop].double() * factor).long()
+        for row, (cell, negative) in zip(table, hashes(where, columns, seeds), strict=True):
+            row.index_add_(0, cell, torch.where(negative, -numbers, numbers))
+    return table
+
+
+def query_torch(
+    table: Tensor, seeds: Tensor, size: int, group: int
+) -> tuple[Tensor, Tensor | None]:
+    """See `query`."""
+    columns = table.shape[1]
+    out = torch.empty(size, device=table.device)
+    for where in blocks(size, table.device):
+        rows = []
+        for row, (cell, negative) in zip(table, hashes(where, columns, seeds), strict=True):
+            value = row[cell]
+            rows.append(torch.where(negative, -value, value))
+        torch.abs(median(rows), out=out[where.start : where.stop])
+    if not group:
+        return out, None
+    padded = out.new_zeros(-(-size // group) * group)
+    padded[:size] = out
+    return out, padded.view(-1, group).amax(1)
+
+
+def blocks(size: int, device: torch.device) -> Iterator[range]:
+    """The entries, some at a time."""
+    step = ALONE if device.type == "cpu" else BLOCK
+    for start in range(0, size, step):
+        yield range(start, min(size, start + step))
+
+
+def hashes(where: range, columns: int, seeds: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """For each row the cells of the entries in `where`, and whether they count negative."""
+    entry = torch.arange(where.start, where.stop, dtype=torch.int32, device=seeds.device)
+    for seed in seeds:
+        hashed = mix(entry ^ seed)
+        cell = (((hashed >> 1) & 0x7FFFFFFF).long() * columns) >> 31
+        yield cell, (hashed & 1) == 1
+
+
+def mix(x: Tensor) -> Tensor:
+    """The 32-bit finaliser of MurmurHash3, on int32 tensors, whose products wrap."""
+    x = (x ^ ((x >> 16) & 0xFFFF)) * A
+    x = (x ^ ((x >> 13) & 0x7FFFF)) * B
+    return x ^ ((x >> 16) & 0xFFFF)
+
+
+def median(rows: list[Tensor]) -> Tensor:
+    """The middle one, entry by entry, of an odd number of rows; sorts them pair by pair."""
+    n = len(rows)
+    for turn in range(n):
+        for i in range(turn % 2, n - 1, 2):
+            low, high = torch.minimum(rows[i], rows[i + 1]), torch.maximum(rows[i], rows[i + 1])
+            rows[i], rows[i + 1] = low, high
+    return rows[n // 2]

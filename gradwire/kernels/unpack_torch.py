@@ -1,0 +1,29 @@
+"""The reference of unpack: plain torch, any device, no host sync."""
+
+import torch
+from torch import Tensor
+
+from gradwire.encode.indices import get_indices, index_bytes
+from gradwire.encode.message import Encoding, nbytes
+from gradwire.encode.values import get_values, value_bytes
+
+HEADER = 32
+
+
+def unpack_torch(messages: Tensor, size: int, capacity: int, encoding: Encoding) -> Tensor:
+    """See `unpack`."""
+    common = encoding.indices == "common"
+    length = nbytes(capacity, Encoding("fp32", "common" if common else "int32"), size)
+    out = messages.new_zeros(len(messages), length)
+    split = HEADER + index_bytes(encoding.indices, size, capacity)
+    end = split + value_bytes(encoding.values, capacity)
+    for row, message in zip(out.unbind(), messages.unbind(), strict=True):
+        row[:HEADER] = message[:HEADER]
+        words = row[HEADER : HEADER + (4 if common else 8) * capacity].view(torch.int32)
+        values = get_values(encoding.values, message[split:end], capacity)
+        if not common:
+            indices = get_indices(encoding.indices, message[HEADER:split], size, capacity)
+            words[:capacity] = indices
+            values = torch.where(indices < size, values, 0)
+        words[-capacity:].view(torch.float32).copy_(values)
+    return out

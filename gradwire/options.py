@@ -1,0 +1,88 @@
+"""The names of methods and exchanges, and the options that each of them has."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from gradwire.compress import METHODS
+from gradwire.errors import ConfigError, unknown
+from gradwire.exchange import EXCHANGES
+
+
+def resolve_names(method: str, exchange: str = "") -> tuple[str, str]:
+    """`method="topk/dense"` is method and exchange; without an exchange there is a default."""
+    name, _, named = str(method).partition("/")
+    if named and exchange not in ("", named):
+        raise ConfigError(
+            f"method={method!r} names exchange {named!r}, exchange={exchange!r} another: give one"
+        )
+    exchange = named or exchange or ("dense" if name == "dense" else "allgather")
+    if name not in METHODS:
+        raise unknown("method", name, METHODS)
+    if exchange not in EXCHANGES:
+        raise unknown("exchange", exchange, EXCHANGES)
+    return name, exchange
+
+
+def options_of(method: str, exchange: str = "") -> dict[str, Any]:
+    """The options of a method and an exchange together, with their defaults."""
+    first = METHODS[method].options
+    second = EXCHANGES[exchange].options if exchange else {}
+    if both := sorted(first.keys() & second.keys()):
+        raise ConfigError(
+            f"method {method!r} and exchange {exchange!r} both have an option {both[0]!r}: "
+            f"rename one of them"
+        )
+    return first | second
+
+
+def parse_options(texts: Sequence[str], method: str, exchange: str = "") -> dict[str, Any]:
+    """Options from "name=value" texts, each value of the type of its default."""
+    method, exchange = resolve_names(method, exchange)
+    known = options_of(method, exchange)
+    out: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"an option is NAME=VALUE, got {text!r}")
+        words = {"true": True, "false": False}
+        kind = type(known.get(name, ""))
+        try:
+            out[name] = words[value.lower()] if kind is bool else kind(value)
+        except (ValueError, KeyError):
+            raise ConfigError(
+                f"option {name} of {_owner(name, method, exchange)} must be {kind.__name__}, "
+                f"got {value!r}"
+            ) from None
+    return out
+
+
+def check_options(options: Mapping[str, Any], method: str, exchange: str = "") -> None:
+    """Raises for an option that neither the method nor the exchange has, or of another type."""
+    known = options_of(method, exchange)
+    for name, value in options.items():
+        if name not in known:
+            raise no_option(name, method, exchange)
+        wanted = type(known[name])
+        fits = isinstance(value, int | float if wanted is float else wanted)
+        if not fits or (isinstance(value, bool) and wanted is not bool):
+            owner = _owner(name, method, exchange)
+            raise ConfigError(f"option {name} of {owner} must be {wanted.__name__}, got {value!r}")
+
+
+def _owner(name: str, method: str, exchange: str) -> str:
+    return exchange if exchange and name in EXCHANGES[exchange].options else method
+
+
+def no_option(name: str, method: str, exchange: str, fields: Iterable[str] = ()) -> ConfigError:
+    """The error for an option nobody here has; it says who does."""
+    if not exchange and not METHODS[method].options:
+        return ConfigError(f"method {method!r} has no options, got {name!r}")
+    here = f"{method}/{exchange}" if exchange else method
+    owners = [n for n, m in METHODS.items() if name in m.options]
+    owners += [n for n, x in EXCHANGES.items() if name in x.options]
+    if owners:
+        return ConfigError(f"{here} has no option {name!r}; there is one of {', '.join(owners)}")
+    known = options_of(method, exchange)
+    if not known and not fields:
+        return ConfigError(f"{here} has no options, got {name!r}")
+    return unknown("option" if fields else f"option of {here}", name, {*known, *fields})

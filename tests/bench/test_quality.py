@@ -1,0 +1,113 @@
+"""What the bench says of a choice, on vectors whose answer is known."""
+
+import numpy as np
+import pytest
+import torch
+
+from gradwire.bench import bench_compress
+from gradwire.bench.data import DATA, draw, read_gradient
+from gradwire.bench.quality import quality
+from gradwire.errors import ConfigError
+from gradwire.types import Delivered
+
+CPU = torch.device("cpu")
+
+
+def chosen(*indices):
+    return Delivered(torch.tensor(True), torch.tensor(indices, dtype=torch.int32))
+
+
+def test_energy_and_recall_of_a_known_choice():
+    u = torch.tensor([1.0, -4, 3, 0, 2])
+    assert quality(chosen(1, 2), u, 2) == (1, 1)
+    assert quality(chosen(1, 4), u, 2) == (20 / 25, 0.5)
+    assert quality(chosen(3), u, 2) == (0, 0)
+    assert quality(chosen(0, 1, 2, 4), u, 2) == (30 / 25, 1)
+    assert quality(chosen(1, 5, 5), u, 2) == (16 / 25, 0.5)  # padding is not chosen
+
+
+def test_ties_count_as_found():
+    u = torch.tensor([1.0, 1, 1, 1])
+    assert quality(chosen(2, 3), u, 2) == (1, 1)
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_data_repeats_and_is_of_its_kind(kind):
+    a, b, other = (draw(kind, 40_000, CPU, seed) for seed in (0, 0, 1))
+    assert torch.equal(a, b)
+    assert not torch.equal(a, other)
+    assert a.dtype == torch.float32
+    assert abs(float(a.mean())) < 0.1 * float(a.std())
+    kurtosis = float(a.double().pow(4).mean() / a.double().square().mean() ** 2)
+    low, high = {"gaussian": (2.8, 3.2), "laplace": (5, 7), "zeros": (25, 35)}.get(kind, (7, 1e9))
+    assert low < kurtosis < high
+
+
+def rows(**given):
+    return {
+        (r.method, r.data): r
+        for r in bench_compress([20_000], [0.01], repeat=2, device=CPU, warmup=1, **given)
+    }
+
+
+def test_topk_is_exact_and_randk_is_not():
+    found = rows(methods=["topk", "randk"], data=["gaussian", "layers"])
+    for kind in ("gaussian", "layers"):
+        best, drawn = found["topk", kind], found["randk", kind]
+        assert (best.energy, best.recall, best.achieved) == (1, 1, 200)
+        assert drawn.achieved == 200
+        assert drawn.energy < 0.2
+        assert drawn.recall < 0.1
+        assert found["floor", kind].energy is None
+
+
+def test_a_recorded_gradient_takes_the_place_of_size_and_data(tmp_path):
+    np.save(tmp_path / "own.npy", np.arange(-500, 500, dtype=np.float32))
+    given = ("own", read_gradient(tmp_path / "own.npy"))
+    found = rows(methods=["topk"], given=given)
+    assert found["topk", "own"].size == 1000
+    assert found["topk", "own"].recall == 1
+
+
+def test_options_go_to_the_methods_that_have_them():
+    found = rows(methods=["topk", "randk"], options=["seed=7"])
+    assert found["randk", "gaussian"].achieved == 200
+    other = rows(methods=["topk", "randk"], options=["seed=8"])
+    assert found["randk", "gaussian"].energy != other["randk", "gaussian"].energy
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"methods": ["topq"]}, "Did you mean 'topk'"),
+        ({"methods": ["topk"], "data": ["gausian"]}, "Did you mean 'gaussian'"),
+        ({"methods": ["topk"], "options": ["colour=1"]}, "none of topk has an option 'colour'"),
+        ({"methods": ["randk"], "options": ["seed"]}, "NAME=VALUE, got 'seed'"),
+        ({"methods": ["topk:paper"]}, "no option"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(given, message):
+    with pytest.raises(ConfigError, match=message):
+        rows(**given)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (np.zeros((2, 2), np.float32), "got float32 of shape"),
+        (np.zeros(4), "got float64"),
+        (np.array([1, np.nan], np.float32), "not finite"),
+        (np.array([{}], dtype=object), "not a readable .npy"),
+    ],
+)
+def test_a_file_that_is_no_gradient_is_refused(tmp_path, content, message):
+    np.save(tmp_path / "x.npy", content)
+    with pytest.raises(ConfigError, match=message):
+        read_gradient(tmp_path / "x.npy")
+
+
+def test_a_cut_off_or_missing_file_is_refused(tmp_path):
+    (tmp_path / "x.npy").write_bytes(b"\x93NUMPY\x01")
+    for name in ("x.npy", "y.npy"):
+        with pytest.raises(ConfigError, match="not a readable"):
+            read_gradient(tmp_path / name)

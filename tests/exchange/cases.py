@@ -1,0 +1,76 @@
+"""Which method goes with which exchange and encoding, and an exchange run by hand."""
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+
+from gradwire.cluster.virtual import VirtualRanks
+from gradwire.compress import METHODS
+from gradwire.encode import Encoding, encode
+from gradwire.encode.values import VALUES
+from gradwire.exchange import EXCHANGES
+from gradwire.types import Memory, align, padding
+
+SKETCHES = ("sketched", "gs-sgd")
+
+
+def allowed(methods=METHODS):
+    """(method, exchange, values) that Config takes."""
+    return [
+        (method, name, values)
+        for method, name, values in itertools.product(methods, EXCHANGES, VALUES)
+        if values in EXCHANGES[name].values
+        and (method in ("topk", "dense") or not EXCHANGES[name].chooses)
+    ]
+
+
+def options(exchange, size, k):
+    """A sketch as small as it may be; nothing for the others."""
+    return {"rows": 1, "columns": min(align(size), 4 * k)} if exchange in SKETCHES else {}
+
+
+@dataclass
+class Result:
+    """What all ranks got; `residual` is u less what was delivered."""
+
+    updates: list
+    residuals: list
+    ok: list
+    sent: int
+    rounds: int
+
+
+class Hand:
+    """P ranks that run one exchange without choosing dense instead, step by step."""
+
+    def __init__(self, exchange, world, method="topk", values="fp32", indices="int32", **options):
+        self.exchange, self.method, self.options = EXCHANGES[exchange], method, options
+        common = METHODS[method].common({})
+        self.encoding = Encoding(values, "common" if common else indices)
+        self.ranks = VirtualRanks(world)
+        self.memories = [Memory(rank) for rank in range(world)]
+
+    def step(self, us, k, finite=None):
+        def work(rank):
+            u, memory = us[rank], self.memories[rank]
+            sparse = padding(k, u)
+            if not self.exchange.chooses:
+                sparse = METHODS[self.method].run(u, k, memory, None)
+            fine = torch.tensor(True if finite is None else finite[rank])
+            message = encode(sparse, fine, self.encoding)
+            group = self.ranks.groups[rank]
+            out = self.exchange.run(message, u, group, memory, **self.options)
+            return out.update, u - flat(out.delivered, u), bool(out.ok)
+
+        group = self.ranks.groups[0]
+        before = group.bytes_sent, group.rounds
+        updates, residuals, ok = zip(*self.ranks.run(work), strict=True)
+        sent, rounds = group.bytes_sent - before[0], group.rounds - before[1]
+        return Result([x[:-1] for x in updates], list(residuals), list(ok), sent, rounds)
+
+
+def flat(delivered, u):
+    if delivered is None:
+        return u
+    return delivered if isinstance(delivered, torch.Tensor) else delivered.dense()

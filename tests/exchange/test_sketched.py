@@ -1,0 +1,134 @@
+"""Sketches: what they find, on which data, and what is refused."""
+
+import numpy as np
+import pytest
+import torch
+
+import gradwire
+from gradwire.cluster.virtual import VirtualRanks
+from gradwire.exchange.gs_sgd import halving_mean
+from gradwire.exchange.ordered import ordered_mean
+from gradwire.exchange.sketched import largest, next_seeds
+from gradwire.exchange.table import Table
+from gradwire.kernels import insert
+from gradwire.types import Memory
+from tests.exchange.cases import SKETCHES, Hand
+
+K, SIZE = 1000, 1_000_000
+
+
+def drawn(kind):
+    generator = np.random.default_rng(0)
+    if kind == "gaussian":
+        return torch.from_numpy(generator.standard_normal(SIZE, np.float32))
+    return torch.from_numpy(generator.standard_t(float(kind[1:]), SIZE).astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "columns", "candidates", "recall", "energy"),
+    [
+        ("gaussian", 5, 10_000, 4, 0.008, 0.29),
+        ("gaussian", 5, 50_000, 4, 0.043, 0.45),
+        ("t3", 3, 33_333, 4, 0.40, 0.78),
+        ("t3", 5, 50_000, 4, 0.80, 0.98),
+        ("t2.1", 5, 10_000, 1, 0.35, 0.86),
+        ("t2.1", 5, 50_000, 1, 0.83, 0.99),
+    ],
+)
+def test_recall_needs_heavy_tails(kind, rows, columns, candidates, recall, energy):
+    """Of the true top k, and of their energy, when k of the candidates are taken exactly."""
+    u = drawn(kind)
+    seeds = next_seeds(Memory(), rows, u.device)
+    found = largest(insert(u, columns, seeds), seeds, SIZE, candidates * K).long()
+    true = gradwire.compress(u, k=K)
+    share = len(set(found.tolist()) & set(true.indices.tolist())) / K
+    taken = u[found].abs().sort(descending=True).values[:K]
+    captured = float(taken.square().sum() / true.values.square().sum())
+    assert share == pytest.approx(recall, abs=0.05)
+    assert captured == pytest.approx(energy, abs=0.1)  # of t2.1 a few entries hold most
+
+
+@pytest.mark.parametrize("exchange", SKETCHES)
+def test_a_few_large_entries_of_the_sum_are_found(exchange):
+    """Entries that no worker has among its largest, and all have a little of."""
+    generator = torch.Generator().manual_seed(1)
+    u = [torch.randn(4000, generator=generator) for _ in range(8)]
+    where = torch.tensor([5, 777, 3999])
+    for x in u:
+        x[where] = 2.5
+    out = Hand(exchange, 8, rows=5, columns=1000).step(u, 3)
+    assert torch.equal(out.updates[0].nonzero().view(-1), where)
+    torch.testing.assert_close(out.updates[0][where], torch.full((3,), 2.5))
+    assert all(not kept[where].any() for kept in out.residuals)
+
+
+def test_both_ways_of_adding_agree():
+    u = [torch.randn(3000) ** 5 for _ in range(4)]
+    a, b = (Hand(exchange, 4, columns=600).step(u, 20) for exchange in SKETCHES)
+    torch.testing.assert_close(a.updates[0], b.updates[0])
+
+
+def test_hashes_change_at_every_step_and_are_the_same_on_all_ranks():
+    first, second = Memory(0), Memory(1)
+    seen = [next_seeds(first, 5, torch.device("cpu")).tolist() for _ in range(3)]
+    assert [next_seeds(second, 5, torch.device("cpu")).tolist() for _ in range(3)] == seen
+    assert len({seed for step in seen for seed in step}) == 15
+
+
+@pytest.mark.parametrize("mean", [ordered_mean, halving_mean])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 5, 6, 7, 8])
+def test_means(mean, dtype, world):
+    """The same everywhere, near the true one, and what was given adds up to it."""
+    ranks = VirtualRanks(world)
+    for size in (1, 7, 100):
+        values = [torch.randn(size) for _ in range(world)]
+        values[0][0] = 3.4e38 if dtype == torch.bfloat16 else 1e30
+
+        def work(rank, values=values):
+            return mean(values[rank], dtype, ranks.groups[rank])
+
+        means, given = zip(*ranks.run(work), strict=True)
+        assert len({m.numpy().tobytes() for m in means}) == 1
+        exact = torch.stack(values).double().mean(0)
+        total = torch.stack(given).double().mean(0)
+        near = 2**-22 * torch.stack(values).double().abs().amax(0)
+        assert bool(((total - means[0].double()).abs() <= near).all())
+        tolerance = 2**-6 if dtype == torch.bfloat16 else 1e-6
+        torch.testing.assert_close(means[0].double()[1:], exact[1:], rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"rows": 4}, "rows must be odd, for there is a median of them; got 4: use 5"),
+        ({"rows": 0}, "rows must be odd"),
+        ({"columns": -1}, "columns must be at least 1, or 0"),
+        ({"ratio": 0.5}, "ratio must be at least 1"),
+        ({"candidates": 0}, "candidates must be at least 1"),
+        ({"columns": 39}, "5 x 39 cells cannot show the 10 largest of 1024 .* use columns=40,"),
+        ({"ratio": 20.0}, "5 x 10 .* columns=40 or ratio=5.12, or a lower density"),
+        ({"rows": 4.5}, "option rows of sketched must be int, got 4.5"),
+        ({"method": "randk"}, "'sketched' chooses the entries itself, .* not 'randk'"),
+        ({"values": "int8"}, "'sketched' adds values on the way: fp32 or bf16, not 'int8'"),
+    ],
+)
+def test_bad_input(more, message):
+    with pytest.raises(ValueError, match=message):
+        gradwire.VirtualCluster(2, exchange="sketched", density=0.01, **more).average(
+            [torch.randn(1000)] * 2
+        )
+
+
+def test_densities_of_the_warm_up_are_looked_at_too():
+    fields = {"exchange": "gs-sgd", "density": 0.001, "warmup_steps": 5}
+    gradwire.VirtualCluster(2, **fields, warmup=(0.004,)).average([torch.randn(10_000)] * 2)
+    with pytest.raises(ValueError, match="cannot show the 200 largest of 10048"):
+        gradwire.VirtualCluster(2, **fields, warmup=(0.02,)).average([torch.randn(10_000)] * 2)
+
+
+def test_the_size_that_is_proposed_works():
+    gradwire.VirtualCluster(2, exchange="gs-sgd", density=0.01, columns=40).average(
+        [torch.randn(1000)] * 2
+    )
+    Table(ratio=5.12).check(1024, 10)
