@@ -171,9 +171,10 @@ def check_options(method: str, options: Mapping[str, Any]) -> None:
             if not known:
                 raise ConfigError(f"method {method!r} has no options, got {name!r}")
             raise unknown(f"option of {method}", name, known)
-        if not isinstance(value, type(known[name])):
-            wanted = type(known[name]).__name__
+        wanted = type(known[name]).__name__
+        if not isinstance(value, int | float if wanted == "float" else type(known[name])):
             raise ConfigError(f"option {name} of {method} must be {wanted}, got {value!r}")
+    METHODS[method].check(options)
 
 
 def _check_whole(name: str, value: Any) -> None:

@@ -51,7 +51,8 @@ def average(
         update, ok, loss = finish(outcome.update, outcome.ok, bundle.dtype, scale)
         sent = outcome.delivered
         indices, values = (sent.indices, sent.values) if isinstance(sent, Sparse) else (None, sent)
-        bundle.delivered = Delivered(ok, indices, values, loss)
+        forget = sparse is not None and not METHODS[config.method].feedback(config.options)
+        bundle.delivered = Delivered(ok, indices, values, loss, forget)
     return update
 
 

@@ -1,10 +1,13 @@
 """Random-k: k entries drawn without looking at them."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from gradwire.errors import ConfigError
 from gradwire.types import Memory, Scan, Sparse
 
 ROUNDS = 6
@@ -18,12 +21,16 @@ def randk(
     *,
     shared: bool = True,
     seed: int = 0,
+    feedback: bool = True,
+    unbiased: bool = False,
 ) -> Sparse:
     """k entries drawn uniformly; the same on all ranks, or each its own.
 
     Rand_k of Stich et al. (2018): E ||u - C(u)||^2 = (1 - k/d) ||u||^2. With `shared` every rank
     draws the same entries, so no indices travel. memory["draws"] counts the draws so far, on the
     device; draw n of (seed, bundle, rank) is the same on every machine and after every resume.
+    Without `feedback` what is not drawn is forgotten: the one exemption from the law. `unbiased`
+    sends d/k times the values, E C(u) = u, and never has feedback, which would add up the excess.
     """
     if "draws" not in memory:
         memory["draws"] = torch.zeros((), dtype=torch.int64, device=u.device)
@@ -37,7 +44,23 @@ def randk(
     where = memory.locate(drawn.clamp(max=size - 1))
     indices = torch.where(inside, where, u.numel()).to(torch.int32)
     values = torch.where(inside, u[where], 0)
+    if unbiased and k:
+        values = values * (size / k)
     return Sparse(indices, values, inside.sum(dtype=torch.int32), u.numel(), common=shared)
+
+
+def keeps_rest(options: Mapping[str, Any]) -> bool:
+    """Whether these options of randk feed back what was not drawn."""
+    return bool(options.get("feedback", True)) and not options.get("unbiased", False)
+
+
+def check_randk(options: Mapping[str, Any]) -> None:
+    """Raises where one option excludes another."""
+    if options.get("unbiased") and options.get("feedback"):
+        raise ConfigError(
+            "randk: unbiased=True excludes feedback=True, which would send d/k times what is kept "
+            "again and again: leave one of them out"
+        )
 
 
 def permuted(x: Tensor, size: int, key: Tensor) -> Tensor:
