@@ -103,8 +103,8 @@ class Delivered:
 
     `indices` None means every entry, `values` None just as it was. `ok` (0-d bool) is False where
     some rank was not finite: then nothing was delivered, and the step counts as skipped. `loss` is
-    what rounding the mean into the gradient's dtype took away. `forget`: without error feedback,
-    nothing stays once the step happened.
+    what rounding the mean into the gradient's dtype took away. `forget`: without error feedback
+    nothing stays, also of a step that was skipped.
     """
 
     ok: Tensor

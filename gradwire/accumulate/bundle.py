@@ -105,13 +105,16 @@ class Bundle:
 def _settle(
     buffer: Tensor, delivered: Delivered, held: list[tuple[int, Tensor]], skipped: Tensor
 ) -> None:
-    if delivered.values is None or delivered.forget:
+    if delivered.forget:
+        buffer.zero_()
+        return
+    if delivered.values is None:
         buffer.mul_(skipped)
     elif delivered.indices is None:
         buffer[:-1].sub_(torch.where(skipped, 0, delivered.values))
     else:
         kernels.settle(buffer, delivered.indices, delivered.values, skipped)
-    if delivered.loss is not None and not delivered.forget:
+    if delivered.loss is not None:
         # Where nothing happened the loss may be infinite, and 0 * inf is not 0.
         buffer.add_(torch.where(skipped, 0, delivered.loss))
         buffer[-1:].zero_()

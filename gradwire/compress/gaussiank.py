@@ -52,7 +52,7 @@ def gaussiank(
     share = k / memory.real(u)
     p = 1 - share if variant == "paper" else 1 - share / 2
     start = _mean_and_deviations(u, memory.real(u), _quantile(p))
-    found = tests(start, tail(u, 4 * k // 3 + 1, scan), k, TESTS[variant])
+    found = thresholds(start, tail(u, 4 * k // 3 + 1, scan), k, TESTS[variant])
     return beyond(u, found[-1], room(k, u.numel(), capacity), scan)
 
 
@@ -89,13 +89,14 @@ def _quantile(p: float) -> float:
 
 def _mean_and_deviations(u: Tensor, real: int, z: float) -> Tensor:
     """mean + z std (N - 1, as torch.std) of the `real` entries; padding is zero and not counted."""
-    total, squares = u.sum(dtype=torch.float64), u.double().square().sum()
+    total = u.sum(dtype=torch.float64)
+    squares = torch.linalg.vector_norm(u, dtype=torch.float64).square()
     mean = total / real
     variance = (squares - total * mean) / max(1, real - 1)
     return (mean + z * variance.clamp(min=0).sqrt()).float()
 
 
-def tests(threshold: Tensor, tail: Tensor, k: int, times: int) -> list[Tensor]:
+def thresholds(threshold: Tensor, tail: Tensor, k: int, times: int) -> list[Tensor]:
     """The thresholds that are tested one after the other; where one is accepted it stays."""
     found = [threshold]
     for _ in range(times - 1):

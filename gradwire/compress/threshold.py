@@ -30,7 +30,7 @@ def threshold(
     `capacity` times k entries the largest are taken.
     """
     if value:
-        edge = torch.full((), value, device=u.device)
+        edge = torch.full((), float(value), device=u.device)
     else:
         edge = memory.setdefault("threshold", torch.zeros((), device=u.device))
         seen = sample(u, ENTRIES)
