@@ -21,18 +21,17 @@ def bisect(u: Tensor, k: int, memory: Memory, scan: Scan | None = None) -> Spars
     all tests are done side by side.
     """
     found = tail(u, 2 * k, scan)
-    mean, top = sample(u, ENTRIES).mean(dtype=torch.float64), rank(found, 1)
+    mean, top = sample(u, ENTRIES).mean().float(), rank(found, 1)
     half, more, twice = rank(found, -(-k // 2)), rank(found, k + 1), rank(found, 2 * k)
-    tests = mean + path((half - mean) / (top - mean), HALVINGS) * (top - mean)
+    tests = torch.lerp(mean, top, path((half - mean) / (top - mean), HALVINGS))
     stops = (tests < more) & (tests >= twice)
     stops[-1:].fill_(True)
-    last = tests.take(stops.to(torch.uint8).argmax()).float()
+    last = tests.take(stops.to(torch.uint8).argmax())
     # Where half of k entries lie above no threshold of the path: ties, or fewer that are not zero.
     return beyond(u, torch.fmin(last, just_below(half)), room(k, u.numel(), MOST), scan)
 
 
 def path(goal: Tensor, halvings: int) -> Tensor:
     """The ratios that a search for `goal` in [0, 1] tests: each interval's middle."""
-    parts = 2.0 ** torch.arange(halvings, dtype=torch.float64, device=goal.device)
-    low = (torch.ceil(goal.clamp(0, 1) * parts) - 1).clamp(min=0) / parts
-    return low + 0.5 / parts
+    parts = torch.arange(halvings, dtype=goal.dtype, device=goal.device).exp2_()
+    return (torch.ceil(goal.clamp(0, 1) * parts) - 0.5).clamp(min=0.5) / parts

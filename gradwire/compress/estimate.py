@@ -47,13 +47,12 @@ def reached(u: Tensor, scan: Scan | None, *counts: int) -> list[Tensor]:
     else:
         step = stride(scan.maxima.numel(), MAXIMA)
         seen = scan.maxima[::step]
-    ranks = [max(1, _rank(count, step)) for count in counts]
+    ranks = [max(1, _sure_rank(count, step)) for count in counts]
     largest = seen.topk(min(ranks[-1], seen.numel())).values
-    zero = torch.zeros((), device=u.device)
-    return [largest[rank - 1] if rank <= seen.numel() else zero for rank in ranks]
+    return [rank(largest, r) for r in ranks]
 
 
-def _rank(count: int, step: int) -> int:
+def _sure_rank(count: int, step: int) -> int:
     if step == 1:
         return count
     return math.ceil(count / step + 6 * math.sqrt(count / step))
@@ -73,7 +72,7 @@ def tail(u: Tensor, k: int, scan: Scan | None) -> Tensor:
 
 
 def rank(tail: Tensor, r: int) -> Tensor:
-    """The r-th largest magnitude; 0 behind the end. `count >= r` means `threshold < rank(r)`."""
+    """The r-th largest magnitude of a sorted tail, 0 behind its end: n >= r where t is less."""
     return tail[r - 1] if 1 <= r <= tail.numel() else tail.new_zeros(())
 
 

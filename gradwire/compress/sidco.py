@@ -11,6 +11,7 @@ from gradwire.types import Memory, Scan, Sparse
 FIRST = 0.25
 START = 3
 EVERY = 5
+MOST = 6
 SAMPLE = 1 << 17
 
 
@@ -26,10 +27,10 @@ def sidco(
     entries the largest are taken. memory holds "stages", "calls" and "ratios", the sum of n/k.
     More stages choose more on tails lighter than exponential; on heavier ones they choose less, and
     the rule can run the wrong way: to 0.4 k on t3 at density 0.01. Of a constant u nothing passes.
-    Different here: the fits see a sample of 131,072 entries, not all.
+    Different here: at most 6 stages, and the fits see a sample of 131,072 entries, not all.
     """
     share = k / memory.real(u)
-    most = max(1, math.ceil(math.log2(1 / share))) if k else 1
+    most = min(MOST, max(1, math.ceil(math.log2(1 / share)))) if k else 1
     for name, start in (("stages", min(START, most)), ("calls", 0), ("ratios", 0.0)):
         if name not in memory:
             memory[name] = torch.full((), start, device=u.device)
@@ -45,13 +46,12 @@ def fit(seen: Tensor, share: float, stages: Tensor, most: int) -> Tensor:
     `low[i]` is minus the (i+1)-th largest magnitude; its survivors are the i + 1 first. From each i
     one step leads to the next stage's, so a stage costs one look into a table.
     """
-    low = seen.double().neg_().sort().values
-    number = torch.arange(1, low.numel() + 1, dtype=torch.float64, device=low.device)
-    mean = low.cumsum(0) / number
+    low = seen.neg().sort().values
+    mean = low.cumsum(0) / torch.arange(1, low.numel() + 1, dtype=low.dtype, device=low.device)
     if most == 1:
         return (-mean[-1] * math.log(1 / share)).float()
     log = math.log(FIRST / share) / (stages - 1).clamp(min=1)
-    edges = torch.lerp(low, mean, log.double().clamp(min=0))
+    edges = torch.lerp(low, mean, log.to(low.dtype).clamp(min=0))
     after = (torch.searchsorted(low, edges) - 1).clamp(min=0)
     place = (torch.searchsorted(low, mean[-1:] * math.log(1 / FIRST)) - 1).clamp(min=0)
     places = [place]

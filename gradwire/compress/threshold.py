@@ -32,7 +32,9 @@ def threshold(
     if value:
         edge = torch.full((), float(value), device=u.device)
     else:
-        edge = memory.setdefault("threshold", torch.zeros((), device=u.device))
+        if "threshold" not in memory:
+            memory["threshold"] = torch.zeros((), device=u.device)
+        edge = memory["threshold"]
         seen = sample(u, ENTRIES)
         scale = (memory.real(u) / seen.numel() / max(1, k)) ** 0.5 / 2
         edge.copy_(torch.where(edge > 0, edge, torch.linalg.vector_norm(seen) * scale))

@@ -22,9 +22,12 @@ def trimmed(u: Tensor, k: int, memory: Memory, scan: Scan | None = None) -> Spar
     """
     mean, top = sample(u, ENTRIES).mean().float(), largest(u, scan)
     (sure,) = reached(u, scan, k)
-    span = torch.log(top / mean)
-    steps = torch.floor(torch.log(sure / mean) / span / STEP)
-    rung = mean * torch.exp(steps * STEP * span)
+    return beyond(u, just_below(rung(mean, top, sure)), k, scan)
+
+
+def rung(mean: Tensor, top: Tensor, sure: Tensor) -> Tensor:
+    """The highest step from `top` towards `mean` that is not above `sure`."""
+    step = torch.log(top / mean) * STEP
+    found = mean * torch.exp(torch.floor(torch.log(sure / mean) / step) * step)
     # Where all magnitudes are alike, or few are not zero, there is no scale to step on.
-    threshold = torch.where(rung <= sure, rung, sure)
-    return beyond(u, just_below(threshold), k, scan)
+    return torch.where(found <= sure, found, sure)

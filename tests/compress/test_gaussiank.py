@@ -89,6 +89,14 @@ def test_the_message_has_room_for_what_the_variant_may_find():
         assert cluster.stats().bytes_sent == 3 * (32 + 8 * capacity)
 
 
+def test_a_capacity_that_sends_more_than_dense_goes_dense():
+    g = [torch.randn(10_000) for _ in range(4)]
+    for variant, dense in (("repaired", {}), ("paper", {"bytes": 1})):
+        cluster = gradwire.VirtualCluster(4, method="gaussiank", density=0.1, variant=variant)
+        cluster.average(g)
+        assert cluster.stats().dense == dense
+
+
 def test_padding_between_slots_does_not_change_the_fit():
     """Mean and deviation are over the entries of the parameters, not the zeros between them."""
     u = drawn("shifted", SIZE)[:6400]

