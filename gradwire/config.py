@@ -59,6 +59,11 @@ class Config:
             raise ConfigError(
                 f"exchange 'union' adds values on the way: fp32 or bf16, not {self.values!r}"
             )
+        if self.exchange == "union" and self.options.get("unbiased"):
+            raise ConfigError(
+                "exchange 'union' adds the values of u itself, not the d/k times these that "
+                "unbiased=True sends: use exchange='allgather'"
+            )
         if self.exchange.startswith("dense") and self.values != "fp32":
             raise ConfigError(
                 f"values={self.values!r} has no effect on exchange {self.exchange!r}; there are "

@@ -39,6 +39,7 @@ def test_fields_on_top_of_a_config():
         ({"values": "bf61"}, "unknown value encoding 'bf61'. Did you mean 'bf16'"),
         ({"values": "bf16", "exchange": "dense"}, "has no effect on exchange 'dense'"),
         ({"values": "int8", "exchange": "union"}, "fp32 or bf16, not 'int8'"),
+        ({"method": "randk/union", "unbiased": True}, "use exchange='allgather'"),
         ({"indices": "common"}, "chosen by methods"),
         ({"options": {"seed": 1}}, "method 'topk' has no options"),
         ({"dense_steps": -1}, "dense_steps must be a whole number of at least 0, got -1"),
