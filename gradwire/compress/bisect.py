@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from gradwire.compress.estimate import ENTRIES, beyond, just_below, rank, room, sample, tail
+from gradwire.compress.estimate import SEEN, beyond, just_below, rank, room, sample, tail
 from gradwire.types import Memory, Scan, Sparse
 
 HALVINGS = 14
@@ -21,7 +21,7 @@ def bisect(u: Tensor, k: int, memory: Memory, scan: Scan | None = None) -> Spars
     all tests are done side by side.
     """
     found = tail(u, 2 * k, scan)
-    mean, top = sample(u, ENTRIES).mean().float(), rank(found, 1)
+    mean, top = sample(u, SEEN).mean().float(), rank(found, 1)
     half, more, twice = rank(found, -(-k // 2)), rank(found, k + 1), rank(found, 2 * k)
     tests = torch.lerp(mean, top, path((half - mean) / (top - mean), HALVINGS))
     stops = (tests < more) & (tests >= twice)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire.compress.estimate import (
-    ENTRIES,
+    SEEN,
     beyond,
     check_capacity,
     just_below,
@@ -76,7 +76,7 @@ def check_gaussiank(options: Mapping[str, Any]) -> None:
 
 def _repaired(u: Tensor, k: int, memory: Memory, scan: Scan | None) -> Sparse:
     z = _quantile(1 - k / memory.real(u) / 2)
-    near = sample(u, ENTRIES)
+    near = sample(u, SEEN)
     guess = torch.linalg.vector_norm(near).float() * (z / near.numel() ** 0.5)
     high, low = reached(u, scan, k, k + k // 4)
     return beyond(u, just_below(torch.clamp(guess, low, high)), k, scan)

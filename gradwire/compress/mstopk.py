@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from gradwire.compress.estimate import ENTRIES, beyond, just_below, largest, reached, sample
+from gradwire.compress.estimate import SEEN, beyond, just_below, largest, reached, sample
 from gradwire.types import Memory, Scan, Sparse
 
 ROUNDS = 25
@@ -19,7 +19,7 @@ def mstopk(u: Tensor, k: int, memory: Memory, scan: Scan | None = None) -> Spars
     t2 is cut by magnitude, so n = k, or all that are not zero, and no luck is involved. The mean is
     that of a sample.
     """
-    mean, top = sample(u, ENTRIES).mean(dtype=torch.float64), largest(u, scan)
+    mean, top = sample(u, SEEN).mean(dtype=torch.float64), largest(u, scan)
     (sure,) = reached(u, scan, k)
     ratio = torch.floor((sure - mean) / (top - mean) * 2**ROUNDS) / 2**ROUNDS
     found = (mean + ratio.clamp(min=0) * (top - mean)).float()

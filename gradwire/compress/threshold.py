@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.compress.estimate import ENTRIES, beyond, check_capacity, just_below, room, sample
+from gradwire.compress.estimate import SEEN, beyond, check_capacity, just_below, room, sample
 from gradwire.errors import ConfigError
 from gradwire.types import Memory, Scan, Sparse
 
@@ -35,7 +35,7 @@ def threshold(
         if "threshold" not in memory:
             memory["threshold"] = torch.zeros((), device=u.device)
         edge = memory["threshold"]
-        seen = sample(u, ENTRIES)
+        seen = sample(u, SEEN)
         scale = (memory.real(u) / seen.numel() / max(1, k)) ** 0.5 / 2
         edge.copy_(torch.where(edge > 0, edge, torch.linalg.vector_norm(seen) * scale))
     return beyond(u, just_below(edge), room(k, u.numel(), capacity), scan)

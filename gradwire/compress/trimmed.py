@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from gradwire.compress.estimate import ENTRIES, beyond, just_below, largest, reached, sample
+from gradwire.compress.estimate import SEEN, beyond, just_below, largest, reached, sample
 from gradwire.types import Memory, Scan, Sparse
 
 STEP = 0.02
@@ -20,7 +20,7 @@ def trimmed(u: Tensor, k: int, memory: Memory, scan: Scan | None = None) -> Spar
     changes the result, since the last selection is exact: n = k, or all that are not zero. The mean
     is that of a sample.
     """
-    mean, top = sample(u, ENTRIES).mean().float(), largest(u, scan)
+    mean, top = sample(u, SEEN).mean().float(), largest(u, scan)
     (sure,) = reached(u, scan, k)
     return beyond(u, just_below(rung(mean, top, sure)), k, scan)
 
