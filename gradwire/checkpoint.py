@@ -138,7 +138,8 @@ def _pack(bundle: "Bundle") -> dict[str, Any] | None:
     d = bundle.delivered
     tensors = {"ok": d.ok, "indices": d.indices, "values": d.values, "loss": d.loss}
     packed: dict[str, Any] = {k: None if t is None else t.cpu() for k, t in tensors.items()}
-    return packed | {"held": [[offset, kept.cpu()] for offset, kept in bundle.held]}
+    held = [[offset, kept.cpu()] for offset, kept in bundle.held]
+    return packed | {"held": held, "forget": d.forget}
 
 
 def _unpack(
@@ -150,7 +151,8 @@ def _unpack(
         None if packed[k] is None else packed[k].to(device) for k in ("indices", "values", "loss")
     )
     held = [(int(offset), kept.to(device)) for offset, kept in packed["held"]]
-    return Delivered(packed["ok"].to(device), indices, values, loss), held
+    forget = bool(packed.get("forget"))
+    return Delivered(packed["ok"].to(device), indices, values, loss, forget), held
 
 
 # --- all ranks --------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from gradwire.accumulate.bundle import Bundle
 from gradwire.accumulate.schedule import entries
 from gradwire.cluster.group import Group
+from gradwire.compress import METHODS
 from gradwire.config import Config
 from gradwire.exchange import EXCHANGES
 from gradwire.kernels.topk import group_size
@@ -70,5 +71,6 @@ def _why_dense(
         return "small"
     cost, dense = EXCHANGES[config.exchange].bytes, EXCHANGES["dense"].bytes
     size, encoding = bundle.size, config.encoding
-    bytes_sent = cost(ranks, size, k, encoding, **config.exchange_options)
+    room = METHODS[config.method].room(k, size, config.method_options)
+    bytes_sent = cost(ranks, size, room, encoding, **config.exchange_options)
     return "bytes" if bytes_sent > dense(ranks, size, k, encoding) else ""

@@ -79,6 +79,11 @@ class Config:
                 f"exchange {self.exchange!r} adds values on the way: "
                 f"{' or '.join(exchange.values)}, not {self.values!r}"
             )
+        if self.exchange == "union" and self.options.get("unbiased"):
+            raise ConfigError(
+                "exchange 'union' adds the values of u itself, not the d/k times these that "
+                "unbiased=True sends: use exchange='allgather'"
+            )
         if self.rounding == "stochastic" and self.exchange not in ("allgather", "gtopk"):
             raise ConfigError(
                 f"rounding='stochastic' is for exchanges 'allgather' and 'gtopk'; "

@@ -67,6 +67,7 @@ def check_options(options: Mapping[str, Any], method: str, exchange: str = "") -
         if not fits or (isinstance(value, bool) and wanted is not bool):
             owner = _owner(name, method, exchange)
             raise ConfigError(f"option {name} of {owner} must be {wanted.__name__}, got {value!r}")
+    METHODS[method].check({k: v for k, v in options.items() if k in METHODS[method].options})
 
 
 def _owner(name: str, method: str, exchange: str) -> str:

@@ -55,7 +55,8 @@ def average(
         update, ok, loss = finish(outcome.update, outcome.ok, bundle.dtype, scale)
         sent = outcome.delivered
         indices, values = (sent.indices, sent.values) if isinstance(sent, Sparse) else (None, sent)
-        bundle.delivered = Delivered(ok, indices, values, loss)
+        forget = sparse is not None and not METHODS[config.method].feedback(config.method_options)
+        bundle.delivered = Delivered(ok, indices, values, loss, forget)
         if isinstance(sent, Sparse) and exchange.chooses and config.values != "fp32":
             bundle.count_rounding(bundle.buffer[sent.indices], sent.values)
         if outcome.leaked is not None:

@@ -44,6 +44,7 @@ def test_fields_on_top_of_a_config():
         ({"values": "bf61"}, "unknown value encoding 'bf61'. Did you mean 'bf16'"),
         ({"values": "bf16", "exchange": "dense"}, "has no effect on exchange 'dense'"),
         ({"values": "int8", "exchange": "union"}, "fp32 or bf16, not 'int8'"),
+        ({"method": "randk/union", "unbiased": True}, "use exchange='allgather'"),
         ({"indices": "common"}, "chosen by methods"),
         ({"options": {"seed": 1}}, "topk/allgather has no option 'seed'; there is one of randk"),
         ({"dense_steps": -1}, "dense_steps must be a whole number of at least 0, got -1"),
@@ -82,9 +83,9 @@ def test_schedule():
 
 
 def test_options_of_exchanges():
-    config = Config(method="randk/gtopk", options={"seed": 3, "variant": "paper"})
+    config = Config(method="randk/gtopk", options={"seed": 3, "merge": "paper"})
     assert config.method_options == {"seed": 3}
-    assert config.exchange_options == {"variant": "paper"}
+    assert config.exchange_options == {"merge": "paper"}
     assert configure(None, {"exchange": "gs-sgd", "rows": 3}).options == {"rows": 3}
     assert configure(None, {"method": "topk/gs-sgd", "ratio": 5}).options == {"ratio": 5}
     assert configure(Config(exchange="gs-sgd"), {"rows": 3}).options == {"rows": 3}

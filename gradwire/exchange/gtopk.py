@@ -16,11 +16,11 @@ from gradwire.kernels import spread
 from gradwire.stages import stage
 from gradwire.types import Memory, Sparse
 
-VARIANTS = ("lossless", "paper")
+MERGES = ("lossless", "paper")
 
 
 def gtopk(
-    message: Message, u: Tensor, group: Group, memory: Memory, *, variant: str = "lossless"
+    message: Message, u: Tensor, group: Group, memory: Memory, *, merge: str = "lossless"
 ) -> Outcome:
     """The k largest of all workers together, merged in pairs.
 
@@ -30,7 +30,7 @@ def gtopk(
     one hand their entries over first and get the result last. Sends one message a round.
     Different from the paper: what a merge cuts, or rounds, stays with the lowest rank of the merged
     group, as residual. In the paper an entry that is cut and comes back by another branch is lost:
-    variant="paper" does that, and `wire.stats().leaked` says how much (rounding by merges is lost
+    merge="paper" does that, and `wire.stats().leaked` says how much (rounding by merges is lost
     too, but not counted).
     """
     steps = Merging(message, group)
@@ -49,7 +49,7 @@ def gtopk(
         update = u.new_empty(u.numel() + 1)
         update.copy_(torch.where(ok, 0.0, float("nan")))
         spread(update, entries.indices, entries.values / group.size)
-        if variant == "paper":
+        if merge == "paper":
             delivered, leaked = steps.as_published(entries)
             return Outcome(update, delivered, ok, leaked)
     return Outcome(update, steps.delivered(), ok)
@@ -126,10 +126,10 @@ def _energy(sparse: Sparse) -> Tensor:
     return sparse.values.double().square().sum()
 
 
-def gtopk_check(variant: str = "lossless") -> None:
-    """Raises for a variant that does not exist."""
-    if variant not in VARIANTS:
-        raise unknown("variant of gtopk", variant, VARIANTS)
+def gtopk_check(merge: str = "lossless") -> None:
+    """Raises for a merge that does not exist."""
+    if merge not in MERGES:
+        raise unknown("merge of gtopk", merge, MERGES)
 
 
 def gtopk_rounds(ranks: int, **options: Any) -> int:

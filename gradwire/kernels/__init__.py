@@ -4,9 +4,12 @@
 Every version of an op has the same signature and the same result, bit for bit.
 """
 
+from gradwire.kernels.above import above
+from gradwire.kernels.chunks import chunks
 from gradwire.kernels.decode import decode
 from gradwire.kernels.momentum import momentum
 from gradwire.kernels.pack import pack
+from gradwire.kernels.permuted import permuted
 from gradwire.kernels.scan import scan
 from gradwire.kernels.settle import settle
 from gradwire.kernels.sketch import insert, query
@@ -15,10 +18,13 @@ from gradwire.kernels.topk import select, topk
 from gradwire.kernels.unpack import unpack
 
 __all__ = [
+    "above",
+    "chunks",
     "decode",
     "insert",
     "momentum",
     "pack",
+    "permuted",
     "query",
     "scan",
     "select",

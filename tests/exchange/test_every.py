@@ -78,7 +78,7 @@ COSTS = [
     ("allgather", {}),
     ("union", {}),
     ("gtopk", {}),
-    ("gtopk", {"variant": "paper"}),
+    ("gtopk", {"merge": "paper"}),
     ("oktopk", {}),
     ("sketched", {}),
     ("sketched", {"rows": 3, "columns": 400, "candidates": 2}),
@@ -115,7 +115,7 @@ REAL = [
     (2, "hierarchical", {}),
     (3, "hierarchical", {"local": 1, "values": "int4"}),
     (4, "hierarchical", {"local": 2}),
-    (3, "gtopk", {"variant": "paper"}),
+    (3, "gtopk", {"merge": "paper"}),
 ]
 
 

@@ -66,9 +66,9 @@ def test_virtual_workers_equal_real_ranks_bit_for_bit(ranks, world, values):
     assert set(ranks.run(world, real, world, values)) == {out}
 
 
-def leaks(world, variant):
+def leaks(world, merge):
     """The ranks' leaked shares, what the law misses, and what was chosen, a row a rank."""
-    cluster = gradwire.VirtualCluster(world, exchange="gtopk", density=0.05, variant=variant)
+    cluster = gradwire.VirtualCluster(world, exchange="gtopk", density=0.05, merge=merge)
     g = gradients(world, 3)
     update = cluster.average(g)
     kept = sum(cluster.residual(rank) for rank in range(world))
@@ -116,7 +116,7 @@ def test_the_default_leaks_nothing():
 
 
 def test_published_residual_keeps_what_is_not_in_the_result():
-    cluster = gradwire.VirtualCluster(4, exchange="gtopk", density=0.05, variant="paper")
+    cluster = gradwire.VirtualCluster(4, exchange="gtopk", density=0.05, merge="paper")
     g = gradients(4, 5)
     update = cluster.average(g)
     for rank, gradient in enumerate(g):
@@ -125,6 +125,6 @@ def test_published_residual_keeps_what_is_not_in_the_result():
         assert torch.equal(cluster.residual(rank), torch.where(gone, 0, gradient))
 
 
-def test_an_unknown_variant():
-    with pytest.raises(ValueError, match=r"unknown variant of gtopk 'papre'.* 'paper'"):
-        gradwire.Config(exchange="gtopk", options={"variant": "papre"})
+def test_an_unknown_merge():
+    with pytest.raises(ValueError, match=r"unknown merge of gtopk 'papre'.* 'paper'"):
+        gradwire.Config(exchange="gtopk", options={"merge": "papre"})
