@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gradwire import checkpoint, pipeline
+from gradwire import packing, pipeline
 from gradwire.accumulate import Bundle, arrange
 from gradwire.accumulate.layout import is_dense
 from gradwire.choose import Choice, choose
@@ -246,8 +246,8 @@ class State:
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's part: tensors, numbers and strings only, keyed by parameter name."""
-        return checkpoint.state_dict(self)
+        return packing.state_dict(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken, by the same rank of a run of the same size."""
-        checkpoint.load_state_dict(self, state)
+        packing.load_state_dict(self, state)
