@@ -55,8 +55,8 @@ def save(state: "State", folder: str | os.PathLike[str]) -> None:
 def load(state: "State", folder: str | os.PathLike[str]) -> None:
     """Continue from a folder written by `save`. A collective call.
 
-    With another number of ranks every rank starts from the mean of the saved residuals, which
-    leaves nothing out: the mean over the new ranks is the mean over the old.
+    With another number of ranks every rank starts from the mean of the saved residuals and of the
+    saved momentum, which leaves nothing out: the mean over the new ranks is the mean over the old.
     """
     path = Path(folder)
     manifest = read_manifest(path)
@@ -64,17 +64,19 @@ def load(state: "State", folder: str | os.PathLike[str]) -> None:
     if size == state.group.size:
         state.load_state_dict(_read(path, parts[state.group.rank]))
         return
-    mean: dict[str, Tensor] = {}
+    mean: dict[tuple[str, str], Tensor] = {}
     first: dict[str, Any] = {}
     for part in parts:
         saved = _read(path, part)
         check(state, saved)
         settle_saved(state, saved)
         first = first or saved
-        for name, residual in saved["residual"].items():
-            share = residual.double() / size
-            mean[name] = mean[name] + share if name in mean else share
-    first["residual"] = {name: residual.float() for name, residual in mean.items()}
+        for what in ("residual", "velocity"):
+            for name, tensor in saved[what].items():
+                share = tensor.double() / size
+                mean[what, name] = mean[what, name] + share if (what, name) in mean else share
+    for (what, name), tensor in mean.items():
+        first[what][name] = tensor.float()
     restore(state, first)
 
 

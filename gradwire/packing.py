@@ -1,6 +1,6 @@
 """What one rank remembers, as plain tensors, numbers and strings, and back."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from gradwire.state import State
 
 VERSION = 1
+FIELDS = ("indices", "values", "loss", "masked")
+"""Of Delivered, those that may be None."""
 
 
 @torch.no_grad()
@@ -22,8 +24,8 @@ def state_dict(state: "State") -> dict[str, Any]:
     """See `State.state_dict`.
 
     "residual" holds u, from which "delivered" is still to be subtracted once it is known that the
-    optimiser took the last step; so a step that turns out to be skipped after a resume is put back
-    just as it would have been without it.
+    optimiser took the last step, and "velocity" the momentum that is still to be masked; so a step
+    that turns out to be skipped after a resume is put back just as it would have been without it.
     """
     if not state.opened:
         raise StateError("there is nothing to save yet: the parameters are known after a step")
@@ -38,11 +40,8 @@ def state_dict(state: "State") -> dict[str, Any]:
         "flush": state._flush,
         "config": state.config.asdict(),
         "bundles": [[slot.name for slot in bundle.slots] for bundle in state.bundles],
-        "residual": {
-            slot.name: bundle.view(bundle.buffer, slot).clone().cpu()
-            for bundle in state.bundles
-            for slot in bundle.slots
-        },
+        "residual": _by_name(state, [bundle.buffer for bundle in state.bundles]),
+        "velocity": _by_name(state, [bundle.velocity for bundle in state.bundles]),
         "memory": [{k: v.cpu() for k, v in bundle.memory.items()} for bundle in state.bundles],
         "delivered": [_pack(bundle) for bundle in state.bundles],
     }
@@ -78,10 +77,18 @@ def check(state: "State", saved: Mapping[str, Any]) -> None:
         raise StateError(f"the state misses {len(missing)} parameters of this model: {missing[:3]}")
     if extra := [name for name in residual if name not in wanted]:
         raise StateError(f"the state has {len(extra)} parameters this model has not: {extra[:3]}")
+    velocity = saved.get("velocity", {})
+    if velocity and not state.config.momentum:
+        raise StateError(
+            f"the state has momentum, this is momentum=0: attach with "
+            f"momentum={saved.get('config', {}).get('momentum')}"
+        )
     for name, slot in wanted.items():
-        if tuple(residual[name].shape) != slot.shape:
-            shape = tuple(residual[name].shape)
-            raise StateError(f"residual of {name!r} has shape {shape}, the model's is {slot.shape}")
+        for what, tensors in (("residual", residual), ("velocity", velocity)):
+            if tensors and (shape := _shape(tensors, name)) != slot.shape:
+                raise StateError(
+                    f"{what} of {name!r} has shape {shape}, the model's is {slot.shape}"
+                )
     fields = ("rank", "world_size", "steps", "counts", "bundles", "memory", "delivered", "config")
     for field in fields:
         if field not in saved:
@@ -101,6 +108,8 @@ def restore(state: "State", saved: Mapping[str, Any]) -> None:
     for bundle, memory in zip(state.bundles, saved["memory"], strict=True):
         for slot in bundle.slots:
             bundle.view(bundle.buffer, slot).copy_(saved["residual"][slot.name])
+            if bundle.velocity is not None and saved.get("velocity"):
+                bundle.view(bundle.velocity, slot).copy_(saved["velocity"][slot.name])
         bundle.memory.update({k: v.to(state.device) for k, v in memory.items()})
     state.steps = saved["steps"]
     state._counts.clear()
@@ -113,10 +122,25 @@ def restore(state: "State", saved: Mapping[str, Any]) -> None:
     state._scale = None if scale is None else scale.to(state.device)
 
 
+def _by_name(state: "State", vectors: Sequence[Tensor | None]) -> dict[str, Tensor]:
+    """Each parameter's part of its bundle's vector, where there is one."""
+    return {
+        slot.name: bundle.view(vector, slot).clone().cpu()
+        for bundle, vector in zip(state.bundles, vectors, strict=True)
+        if vector is not None
+        for slot in bundle.slots
+    }
+
+
+def _shape(tensors: Mapping[str, Tensor], name: str) -> tuple[int, ...] | None:
+    return tuple(tensors[name].shape) if name in tensors else None
+
+
 def _counts_now(state: "State") -> dict[str, int]:
     return {
         "sent": state._counts["sent"] + int(state._entries),
         "skipped": int(state._skips),
+        "clipped": state._counts["clipped"] + sum(int(b.clipped) for b in state.bundles),
         "bytes_before": state._counts["bytes_before"] + state.group.bytes_sent,
     }
 
@@ -125,8 +149,10 @@ def _pack(bundle: "Bundle") -> dict[str, Any] | None:
     if bundle.delivered is None:
         return None
     d = bundle.delivered
-    tensors = {"ok": d.ok, "indices": d.indices, "values": d.values, "loss": d.loss}
-    packed: dict[str, Any] = {k: None if t is None else t.cpu() for k, t in tensors.items()}
+    packed: dict[str, Any] = {"ok": d.ok.cpu()}
+    for name in FIELDS:
+        tensor = getattr(d, name)
+        packed[name] = None if tensor is None else tensor.cpu()
     return packed | {"held": [[offset, kept.cpu()] for offset, kept in bundle.held]}
 
 
@@ -135,11 +161,9 @@ def _unpack(
 ) -> tuple[Delivered | None, list[tuple[int, Tensor]]]:
     if packed is None:
         return None, []
-    indices, values, loss = (
-        None if packed[k] is None else packed[k].to(device) for k in ("indices", "values", "loss")
-    )
+    tensors = {k: None if (t := packed.get(k)) is None else t.to(device) for k in FIELDS}
     held = [(int(offset), kept.to(device)) for offset, kept in packed["held"]]
-    return Delivered(packed["ok"].to(device), indices, values, loss), held
+    return Delivered(packed["ok"].to(device), **tensors), held
 
 
 def settle_saved(state: "State", saved: dict[str, Any]) -> None:
@@ -150,6 +174,6 @@ def settle_saved(state: "State", saved: dict[str, Any]) -> None:
     skipped = state.was_skipped()
     for bundle in state.bundles:
         bundle.settle(skipped)
-        for slot in bundle.slots:
-            saved["residual"][slot.name] = bundle.view(bundle.buffer, slot).clone().cpu()
+    saved["residual"] = _by_name(state, [bundle.buffer for bundle in state.bundles])
+    saved["velocity"] = _by_name(state, [bundle.velocity for bundle in state.bundles])
     saved["user_skip"] = False

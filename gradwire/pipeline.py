@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.accumulate.bundle import Bundle
+from gradwire.accumulate.momentum import to_mask
 from gradwire.choose import Choice
 from gradwire.cluster.group import Group
 from gradwire.compress import METHODS
@@ -32,6 +33,7 @@ def average(
 ) -> Tensor:
     """The mean over all ranks of gradient + residual, as far as it was sent; the rest is kept.
 
+    With momentum correction it is momentum + residual.
     Returns a flat vector in the gradient's dtype and loss scale, NaN when a rank was not finite.
     """
     with stage("accumulate"):
@@ -51,7 +53,10 @@ def average(
         update, ok, loss = finish(outcome.update, outcome.ok, bundle.dtype, scale)
         sent = outcome.delivered
         indices, values = (sent.indices, sent.values) if isinstance(sent, Sparse) else (None, sent)
-        bundle.delivered = Delivered(ok, indices, values, loss)
+        masked = None
+        if sparse is not None and bundle.masks:
+            masked = to_mask(outcome.update, sent if isinstance(sent, Sparse) else sparse)
+        bundle.delivered = Delivered(ok, indices, values, loss, masked)
     return update
 
 

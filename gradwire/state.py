@@ -78,6 +78,8 @@ class State:
                 rank=self.group.rank,
                 index=i,
                 dense=is_dense(slots[0].name, self.config.dense),
+                ranks=self.group.size,
+                correction=self.config.correction,
             )
             for i, slots in enumerate(bundles)
         ]
@@ -94,6 +96,8 @@ class State:
     def __repr__(self) -> str:
         c = self.config
         what = f"{c.method}/{c.exchange}, density {c.density:g}"
+        if c.momentum:
+            what += f", momentum {c.momentum:g}"
         if not self.opened:
             return f"{type(self).__name__}({what}, before its first step)"
         entries = sum(b.entries for b in self.bundles)
@@ -219,6 +223,7 @@ class State:
             residual_norm=norm,
             value_error_db=self._value_error_db(),
             skipped=int(self._skips) + int(skipped),
+            clipped=self._counts["clipped"] + sum(int(b.clipped) for b in self.bundles),
             bundles=len(self.bundles),
             memory_bytes=self.memory_bytes,
             dense={k[6:]: n for k, n in self._counts.items() if k.startswith("dense:")},

@@ -14,6 +14,7 @@ class Stats:
     over entries there were. seconds: time per stage; on Gloo it overlaps with the backward pass.
     value_error_db: energy that rounding the values took from the messages, relative to theirs, in
     decibels; None where nothing was rounded. skipped: steps that the optimiser did not take.
+    clipped: how often a bundle's gradient was clipped.
     dense: why bundles were sent whole, and how often. bundles, memory_bytes: how the model was cut,
     and what that holds in memory.
     """
@@ -26,6 +27,7 @@ class Stats:
     residual_norm: float
     value_error_db: float | None = None
     skipped: int = 0
+    clipped: int = 0
     bundles: int = 0
     memory_bytes: int = 0
     dense: dict[str, int] = field(default_factory=dict)

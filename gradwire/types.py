@@ -66,13 +66,15 @@ class Scan:
 class Memory(dict[str, Tensor]):
     """What a method remembers of one bundle between steps, and for whom it works.
 
-    The tensors are checkpointed; `rank` and `bundle` are not state, they say who is asking.
+    The tensors are checkpointed; `rank`, `bundle` and `ranks`, the number of workers, are not
+    state, they say who is asking.
     """
 
-    def __init__(self, rank: int = 0, bundle: int = 0) -> None:
+    def __init__(self, rank: int = 0, bundle: int = 0, ranks: int = 1) -> None:
         super().__init__()
         self.rank = rank
         self.bundle = bundle
+        self.ranks = ranks
         self._ends: Tensor | None = None
 
     def lay_out(self, slots: Sequence["Slot"], device: torch.device) -> None:
@@ -103,13 +105,14 @@ class Delivered:
 
     `indices` None means every entry, `values` None just as it was. `ok` (0-d bool) is False where
     some rank was not finite: then nothing was delivered, and the step counts as skipped. `loss` is
-    what rounding the mean into the gradient's dtype took away.
+    what rounding the mean into the gradient's dtype took away. `masked` is where momentum ends.
     """
 
     ok: Tensor
     indices: Tensor | None = None
     values: Tensor | None = None
     loss: Tensor | None = None
+    masked: Tensor | None = None
 
 
 @dataclass(frozen=True)

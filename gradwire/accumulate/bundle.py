@@ -7,6 +7,7 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.accumulate.layout import size_of
+from gradwire.accumulate.momentum import Correction, clip_factor
 from gradwire.kernels.scan import Piece
 from gradwire.types import ALIGN, Delivered, Memory, Scan, Slot
 
@@ -20,7 +21,15 @@ class Bundle:
     """
 
     def __init__(
-        self, slots: Sequence[Slot], device: torch.device, *, rank: int, index: int, dense: bool
+        self,
+        slots: Sequence[Slot],
+        device: torch.device,
+        *,
+        rank: int,
+        index: int,
+        dense: bool,
+        ranks: int = 1,
+        correction: Correction = Correction(),
     ) -> None:
         self.slots = list(slots)
         self.index = index
@@ -29,20 +38,30 @@ class Bundle:
         self.entries = sum(slot.numel for slot in slots)
         self.dtype = slots[0].dtype
         self.buffer = torch.zeros(self.size + 1, device=device)
-        self.memory = Memory(rank, index)
+        self.correction = correction
+        self.velocity = torch.zeros_like(self.buffer) if correction.momentum else None
+        """Momentum, with a spare entry as the buffer has."""
+        self.memory = Memory(rank, index, ranks)
         self.memory.lay_out(slots, device)
         self.delivered: Delivered | None = None
         self.held: list[tuple[int, Tensor]] = []
         self.u = self.buffer[: self.size]
         """gradient + residual, the spare entry left out."""
         self.energy = torch.zeros(2, dtype=torch.float64, device=device)
+        self.clipped = torch.zeros((), dtype=torch.int64, device=device)
         self._maxima = torch.zeros(0, device=device)
+
+    @property
+    def masks(self) -> bool:
+        """Whether momentum ends where something was delivered."""
+        return self.velocity is not None and self.correction.masking
 
     @property
     def nbytes(self) -> int:
         """Memory this bundle holds on to."""
         loss = 0 if self.dtype == torch.float32 else self.buffer.nbytes
-        return self.buffer.nbytes + self._maxima.nbytes + loss
+        velocity = 0 if self.velocity is None else self.velocity.nbytes
+        return self.buffer.nbytes + velocity + self._maxima.nbytes + loss
 
     def accumulate(
         self,
@@ -54,6 +73,7 @@ class Bundle:
     ) -> Scan:
         """u = gradient + residual, in place; first settles the last step unless it was skipped.
 
+        With momentum correction the residual takes in the momentum instead of the gradient.
         The residual of `unused` parameters is put aside until the step is settled: DDP throws away
         what is delivered to them.
         """
@@ -63,8 +83,21 @@ class Bundle:
         if maxima is not None and unused:
             # No piece covers these slots: their groups must not keep the maxima of an earlier step.
             maxima.zero_()
-        finite = kernels.scan(self.u, pieces, maxima, group or ALIGN, unscale)
+        if self.correction.clip and pieces:
+            unscale, clipped = clip_factor(pieces, self.correction.clip, self.memory.ranks, unscale)
+            self.clipped += clipped
+        finite = self._scan(pieces, maxima, group or ALIGN, unscale)
         return Scan(finite, maxima, group)
+
+    def _scan(
+        self, pieces: Sequence[Piece], maxima: Tensor | None, group: int, unscale: Tensor | None
+    ) -> Tensor:
+        if self.velocity is None:
+            return kernels.scan(self.u, pieces, maxima, group, unscale)
+        velocity, rule = self.velocity[: self.size], self.correction
+        return kernels.momentum(
+            self.u, velocity, pieces, maxima, group, rule.momentum, unscale, rule.nesterov
+        )
 
     def _maxima_of(self, group: int) -> Tensor:
         """Made when first needed: only then is the size of a group known."""
@@ -84,9 +117,14 @@ class Bundle:
         self.energy += torch.stack(energies)
 
     def settle(self, skipped: Tensor) -> None:
-        """residual = u - delivered + rounding loss; with `skipped` (0-d bool) it stays u."""
+        """residual = u - delivered + rounding loss; with `skipped` (0-d bool) it stays u.
+
+        Likewise the momentum, of which nothing is masked by a step that did not happen.
+        """
         if self.delivered is not None:
             _settle(self.buffer, self.delivered, self.held, skipped)
+            if self.velocity is not None:
+                _mask(self.velocity, self.delivered, skipped)
             self.delivered = None
             self.held = []
 
@@ -95,6 +133,14 @@ class Bundle:
         out = self.buffer.clone()
         if self.delivered is not None:
             _settle(out, self.delivered, self.held, skipped)
+        return out[: self.size]
+
+    def momentum(self, skipped: Tensor) -> Tensor:
+        """A copy of the momentum as the next step will find it."""
+        assert self.velocity is not None, "there is no momentum correction"
+        out = self.velocity.clone()
+        if self.delivered is not None:
+            _mask(out, self.delivered, skipped)
         return out[: self.size]
 
     def view(self, flat: Tensor, slot: Slot) -> Tensor:
@@ -117,3 +163,8 @@ def _settle(
         buffer[-1:].zero_()
     for offset, kept in held:
         buffer[offset : offset + kept.numel()] = kept
+
+
+def _mask(velocity: Tensor, delivered: Delivered, skipped: Tensor) -> None:
+    if delivered.masked is not None:
+        kernels.settle(velocity, delivered.masked, velocity[delivered.masked], skipped)

@@ -62,7 +62,9 @@ def attach(
 
     A collective call: every rank's configuration and parameters are compared, and a difference is
     an error on all of them. `scaler` is the GradScaler, if there is one. The fields are Config's.
-    The residuals take 4 bytes a parameter (8 for bf16 and fp16 ones).
+    The residuals take 4 bytes a parameter (8 for bf16 and fp16 ones), momentum correction 4 more.
+    With `momentum` the optimiser must have none of its own, which attach does not see: momentum
+    would act twice.
     """
     module = unwrap(ddp)
     refuse_unsupported(module)

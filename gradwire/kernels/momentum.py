@@ -19,17 +19,19 @@ def momentum(
     group: int,
     factor: float,
     unscale: Tensor | None = None,
+    nesterov: bool = False,
 ) -> Tensor:
     """As `scan`, but velocity = factor * velocity + gradient, and residual += velocity, in place.
 
+    With `nesterov`: velocity = factor * (velocity + gradient), residual += velocity + gradient.
     Momentum correction of Lin et al. (2018): what waits in the residual is the sum of velocities,
     so an entry that is sent late has the momentum it would have had. velocity: fp32, as long as
-    the residual; `pieces` cover all of both. An entry whose velocity or sum is not finite keeps
-    both as they were.
+    the residual; what no piece covers stays as it is. An entry whose velocity or sum is not finite
+    keeps both as they were.
     Moves 20 bytes an entry for fp32 gradients.
     """
     version = _version(residual.device)
-    return version(residual, velocity, pieces, maxima, group, factor, unscale)
+    return version(residual, velocity, pieces, maxima, group, factor, unscale, nesterov)
 
 
 @functools.cache
