@@ -4,6 +4,8 @@
 Every version of an op has the same signature and the same result, bit for bit.
 """
 
+from gradwire.kernels.above import above
+from gradwire.kernels.chunks import chunks
 from gradwire.kernels.decode import decode
 from gradwire.kernels.momentum import momentum
 from gradwire.kernels.pack import pack
@@ -12,4 +14,15 @@ from gradwire.kernels.settle import settle
 from gradwire.kernels.spread import spread
 from gradwire.kernels.topk import select, topk
 
-__all__ = ["decode", "momentum", "pack", "scan", "select", "settle", "spread", "topk"]
+__all__ = [
+    "above",
+    "chunks",
+    "decode",
+    "momentum",
+    "pack",
+    "scan",
+    "select",
+    "settle",
+    "spread",
+    "topk",
+]

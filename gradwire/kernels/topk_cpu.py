@@ -21,33 +21,37 @@ def topk_cpu(u: Tensor, k: int, maxima: Tensor | None = None, group: int = 0) ->
     if maxima is None:
         group = group_size(u.numel(), k)
         maxima = group_maxima(u, group) if group else None
-    entries = _array(u)
+    entries = array(u)
     if maxima is None or maxima.numel() <= k:
-        return _exact(np.arange(entries.size), np.abs(entries), k)
-    largest = _array(maxima)
-    bound = _kth_largest(largest, k)
-    where, magnitude = _candidates(entries, np.flatnonzero(largest >= bound), group, bound)
-    return _exact(where, magnitude, k)
+        return exact(np.arange(entries.size), np.abs(entries), k)
+    largest = array(maxima)
+    bound = kth_largest(largest, k)
+    where, magnitude = candidates(entries, np.flatnonzero(largest >= bound), group, bound)
+    return exact(where, magnitude, k)
 
 
-def _array(x: Tensor) -> np.ndarray:
+def array(x: Tensor) -> np.ndarray:
     """The same memory; a copy for bf16, which numpy does not know."""
     return x.float().numpy() if x.dtype == torch.bfloat16 else x.numpy()
 
 
-def _candidates(
-    u: np.ndarray, groups: np.ndarray, group: int, bound: float
+def candidates(
+    u: np.ndarray,
+    groups: np.ndarray,
+    group: int,
+    bound: float | np.floating,
+    passes: np.ufunc = np.greater_equal,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Where the entries of at least `bound` are in the named groups, ascending, and their size."""
+    """Where the entries that pass `bound` are in the named groups, ascending, and their size."""
     rows = u.size // group
     whole = groups[groups < rows]
     magnitude = np.abs(u[: rows * group].reshape(rows, group)[whole]).reshape(-1)
-    near = np.flatnonzero(magnitude >= bound)
+    near = np.flatnonzero(passes(magnitude, bound))
     where = whole[near // group] * group + near % group
     magnitude = magnitude[near]
     if whole.size < groups.size:
         tail = np.abs(u[rows * group :])
-        last = np.flatnonzero(tail >= bound)
+        last = np.flatnonzero(passes(tail, bound))
         where = np.concatenate([where, last + rows * group])
         magnitude = np.concatenate([magnitude, tail[last]])
     return where, magnitude
@@ -69,9 +73,9 @@ def group_maxima(u: Tensor, group: int) -> Tensor:
     return out
 
 
-def _exact(where: np.ndarray, magnitude: np.ndarray, k: int) -> Tensor:
+def exact(where: np.ndarray, magnitude: np.ndarray, k: int) -> Tensor:
     """The k largest of the candidates; `where` is ascending, and so is the result."""
-    bound = _kth_largest(magnitude, k)
+    bound = kth_largest(magnitude, k)
     chosen = magnitude > bound
     missing = k - np.count_nonzero(chosen)
     chosen[np.flatnonzero(magnitude == bound)[:missing]] = True
@@ -80,6 +84,6 @@ def _exact(where: np.ndarray, magnitude: np.ndarray, k: int) -> Tensor:
     return torch.from_numpy(out)
 
 
-def _kth_largest(x: np.ndarray, k: int) -> float:
+def kth_largest(x: np.ndarray, k: int) -> float:
     """numpy's introselect is twice as fast here as torch.topk."""
     return float(np.partition(x, x.size - k)[x.size - k])

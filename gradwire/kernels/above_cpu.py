@@ -1,0 +1,33 @@
+"""above on the CPU: groups whose maximum does not pass are never read."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradwire.kernels.topk_cpu import array, candidates, exact
+
+
+def above_cpu(
+    u: Tensor, threshold: Tensor, capacity: int, maxima: Tensor | None = None, group: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `above`."""
+    # A Python number would be rounded to fp16 for an fp16 vector, a numpy one is not.
+    entries, bound = array(u), np.float32(threshold)
+    if not capacity:
+        where = np.empty(0, np.int64)
+    elif maxima is None:
+        magnitude = np.abs(entries)
+        where = np.flatnonzero(magnitude > bound)
+        magnitude = magnitude[where]
+    else:
+        groups = np.flatnonzero(array(maxima) > bound)
+        where, magnitude = candidates(entries, groups, group, bound, np.greater)
+    if where.size > capacity:
+        chosen = exact(where, magnitude, capacity)
+    else:
+        chosen = torch.from_numpy(where.astype(np.int32))
+    indices = torch.full((capacity,), u.numel(), dtype=torch.int32)
+    values = torch.zeros(capacity, dtype=u.dtype)
+    indices[: chosen.numel()] = chosen
+    values[: chosen.numel()] = u[chosen]
+    return indices, values, torch.tensor(chosen.numel(), dtype=torch.int32)

@@ -1,0 +1,28 @@
+"""chunks: the largest magnitudes inside every chunk of a vector."""
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from gradwire.kernels.chunks_cpu import chunks_cpu
+from gradwire.kernels.chunks_torch import chunks_torch
+
+
+def chunks(
+    u: Tensor, chunk: int, each: int, last: int, maxima: Tensor | None = None, group: int = 0
+) -> tuple[Tensor, Tensor]:
+    """int32 indices, ascending, and values of the `each` largest |u| of every whole chunk.
+
+    `last` (0 where there is none) entries come from the ragged rest behind the whole chunks. Ties
+    go to the smaller index. u: flat and finite. 0 < each <= chunk. maxima: max |u| of every `group`
+    consecutive entries, when a scan left them and `group` divides `chunk`: the winners of a chunk
+    lie in the `each` groups of largest maximum (ties to the first), so no others are read.
+    """
+    return _version(u.device)(u, chunk, each, last, maxima, group)
+
+
+@functools.cache
+def _version(device: torch.device) -> Callable[..., tuple[Tensor, Tensor]]:
+    return chunks_cpu if device.type == "cpu" else chunks_torch
