@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from gradwire.accumulate.bundle import Bundle
 from gradwire.accumulate.schedule import entries
+from gradwire.compress import METHODS
 from gradwire.config import Config
 from gradwire.exchange import EXCHANGES
 from gradwire.kernels.topk import group_size
@@ -54,4 +55,5 @@ def _why_dense(
         return "small"
     cost, dense = EXCHANGES[config.exchange].bytes, EXCHANGES["dense"].bytes
     size, encoding = bundle.size, config.encoding
-    return "bytes" if cost(ranks, size, k, encoding) > dense(ranks, size, k, encoding) else ""
+    room = METHODS[config.method].share(k, size, ranks)
+    return "bytes" if cost(ranks, size, room, encoding) > dense(ranks, size, k, encoding) else ""

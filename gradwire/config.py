@@ -110,11 +110,18 @@ class Config:
                 f"method={self.method!r} names exchange {exchange!r}, exchange={self.exchange!r} "
                 f"another: give one"
             )
-        exchange = exchange or self.exchange or ("dense" if method == "dense" else "allgather")
         if method not in METHODS:
             raise unknown("method", method, METHODS)
+        only = METHODS[method].exchange
+        default = only or ("dense" if method == "dense" else "allgather")
+        exchange = exchange or self.exchange or default
         if exchange not in EXCHANGES:
             raise unknown("exchange", exchange, EXCHANGES)
+        if only and exchange != only:
+            raise ConfigError(
+                f"method {method!r} works with exchange {only!r} only, in which all agree on what "
+                f"each chose in its part; got exchange={exchange!r}: leave it out"
+            )
         dense = (self.dense,) if isinstance(self.dense, str) else tuple(self.dense)
         for name, value in [("method", method), ("exchange", exchange), ("dense", dense)]:
             object.__setattr__(self, name, value)

@@ -39,11 +39,10 @@ def average(
     with stage("accumulate"):
         unscale = None if scale is None else scale.reciprocal()
         scan = bundle.accumulate(pieces, choice.group, skipped, unscale, unused)
-    sparse = None
+    sparse, method = None, METHODS[config.method]
     if not choice.reason:
         with stage("compress"):
-            compress = METHODS[config.method].run
-            sparse = compress(bundle.u, choice.k, bundle.memory, scan, **config.options)
+            sparse = method.run(bundle.u, choice.k, bundle.memory, scan, **config.options)
     with stage("encode"):
         message = encode(sparse, scan.finite, config.encoding, bundle.size)
         if sparse is not None and config.values != "fp32":
@@ -57,6 +56,8 @@ def average(
         if sparse is not None and bundle.masks:
             masked = to_mask(outcome.update, sent if isinstance(sent, Sparse) else sparse)
         bundle.delivered = Delivered(ok, indices, values, loss, masked)
+        if method.learns is not None and sparse is not None and isinstance(sent, Sparse):
+            method.learns(bundle.memory, sent, choice.k)
     return update
 
 

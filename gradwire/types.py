@@ -75,16 +75,21 @@ class Memory(dict[str, Tensor]):
         self.rank = rank
         self.bundle = bundle
         self.ranks = ranks
+        self.offsets = [0]
+        """Where each parameter begins."""
+        self.fixed: dict[str, Tensor] = {}
+        """What a method derives from the layout and the number of workers; not checkpointed."""
         self._ends: Tensor | None = None
 
     def lay_out(self, slots: Sequence["Slot"], device: torch.device) -> None:
-        """Note where the padding between the slots is."""
+        """Note where the slots are, and the padding between them."""
         ends, shifts, total = [], [], 0
         for slot in slots:
             shifts.append(slot.offset - total)
             total += slot.numel
             ends.append(total)
         self.entries = total
+        self.offsets = [slot.offset for slot in slots]
         self._ends = torch.tensor(ends, device=device)
         self._shifts = torch.tensor(shifts, device=device)
 

@@ -11,6 +11,7 @@ def test_defaults_and_names():
     assert (Config().method, Config().exchange) == ("topk", "allgather")
     assert Config(method="dense").exchange == "dense"
     assert Config(method="topk/dense").exchange == "dense"
+    assert Config(method="exdyna").exchange == "union"
     assert Config(dense="*.bias").dense == ("*.bias",)
     json.dumps(Config(method="randk", options={"seed": 3}, warmup=(0.1,), warmup_steps=1).asdict())
 
@@ -39,6 +40,8 @@ def test_fields_on_top_of_a_config():
         ({"values": "bf61"}, "unknown value encoding 'bf61'. Did you mean 'bf16'"),
         ({"values": "bf16", "exchange": "dense"}, "has no effect on exchange 'dense'"),
         ({"values": "int8", "exchange": "union"}, "fp32 or bf16, not 'int8'"),
+        ({"method": "micro/allgather"}, "'micro' works with exchange 'union' only.*'allgather'"),
+        ({"method": "deft", "values": "int8"}, "fp32 or bf16, not 'int8'"),
         ({"indices": "common"}, "chosen by methods"),
         ({"options": {"seed": 1}}, "method 'topk' has no options"),
         (

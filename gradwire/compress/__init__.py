@@ -9,10 +9,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gradwire.compress.deft import deft, deft_learns
 from gradwire.compress.dense import dense
+from gradwire.compress.exdyna import exdyna, exdyna_learns
+from gradwire.compress.micro import micro, micro_learns
+from gradwire.compress.partition import share
 from gradwire.compress.randk import randk
 from gradwire.compress.topk import topk
-from gradwire.types import Sparse
+from gradwire.types import Memory, Sparse
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,12 @@ class Method:
     run: Callable[..., Sparse]
     common: Callable[[Mapping[str, Any]], bool] = lambda options: False
     """Whether every rank chooses the same indices, which then do not travel."""
+    exchange: str = ""
+    """The only exchange it works with, if there is one."""
+    share: Callable[[int, int, int], int] = lambda k, size, ranks: k
+    """(k, size, ranks) -> entries one worker's message has room for."""
+    learns: Callable[[Memory, Sparse, int], None] | None = None
+    """(memory, agreed, k): takes note of the entries that all workers agreed on."""
 
     @property
     def name(self) -> str:
@@ -43,6 +53,9 @@ METHODS: dict[str, Method] = {
     for m in (
         Method(topk),
         Method(randk, common=lambda options: options.get("shared", True)),
+        Method(micro, exchange="union", share=share, learns=micro_learns),
+        Method(exdyna, exchange="union", share=share, learns=exdyna_learns),
+        Method(deft, exchange="union", share=share, learns=deft_learns),
         Method(dense, common=lambda options: True),
     )
 }

@@ -53,6 +53,8 @@ CASES = {
     "bf16 values": {"values": "bf16"},
     "bf16 parameters": {"dtype": torch.bfloat16},
     "momentum": {"momentum": 0.9, "nesterov": True, "clip": 0.5},
+    "exdyna": {"method": "exdyna", "density": 0.05},
+    "deft": {"method": "deft", "density": 0.05, "momentum": 0.9},
     "warm-up": {"dense_steps": 2, "warmup": (0.1, 0.05), "warmup_steps": 2},
 }
 
@@ -110,10 +112,22 @@ def loaded_with_momentum(rank, folder):
     return loaded(rank, folder, momentum=0.9, bundle_mb=1.0)
 
 
+def saved_in_parts(rank, folder):
+    return saved(rank, folder, method="exdyna", density=0.05)
+
+
+def loaded_in_parts(rank, folder):
+    return loaded(rank, folder, method="exdyna", density=0.05)
+
+
 @pytest.mark.parametrize(
     ("save", "load", "parts"),
-    [(saved, loaded, 6), (saved_with_momentum, loaded_with_momentum, 12)],
-    ids=["residual", "momentum"],
+    [
+        (saved, loaded, 6),
+        (saved_with_momentum, loaded_with_momentum, 12),
+        (saved_in_parts, loaded_in_parts, 6),
+    ],
+    ids=["residual", "momentum", "exdyna"],
 )
 @pytest.mark.parametrize(("old", "new"), [(4, 2), (2, 3)])
 def test_another_world_size_keeps_the_mean(ranks, tmp_path, old, new, save, load, parts):
