@@ -42,7 +42,8 @@ def state_dict(state: "State") -> dict[str, Any]:
         "bundles": [[slot.name for slot in bundle.slots] for bundle in state.bundles],
         "residual": _by_name(state, [bundle.buffer for bundle in state.bundles]),
         "velocity": _by_name(state, [bundle.velocity for bundle in state.bundles]),
-        "memory": [{k: v.cpu() for k, v in bundle.memory.items()} for bundle in state.bundles],
+        # Methods change their memory in place.
+        "memory": [{k: v.clone().cpu() for k, v in b.memory.items()} for b in state.bundles],
         "delivered": [_pack(bundle) for bundle in state.bundles],
     }
 
@@ -110,7 +111,7 @@ def restore(state: "State", saved: Mapping[str, Any]) -> None:
             bundle.view(bundle.buffer, slot).copy_(saved["residual"][slot.name])
             if bundle.velocity is not None and saved.get("velocity"):
                 bundle.view(bundle.velocity, slot).copy_(saved["velocity"][slot.name])
-        bundle.memory.update({k: v.to(state.device) for k, v in memory.items()})
+        bundle.memory.update({k: v.clone().to(state.device) for k, v in memory.items()})
     state.steps = saved["steps"]
     state._counts.clear()
     state._counts.update(saved["counts"])

@@ -20,6 +20,7 @@ def deft(u: Tensor, k: int, memory: Memory, scan: Scan | None = None) -> Sparse:
     room for twice an even share of k; no piece gets more, and what is cut is the smallest.
     Different from the released code, in which a leader packs and broadcasts, and every piece costs
     a host sync:
+    - k is shared out within a bundle, not within the model;
     - what full pieces leave over goes to all others at once, not to those of smaller norm;
     - every rank packs for itself, by what was chosen in each piece in the last step, which all
       ranks know: sorted by that, pieces go to bins 0 .. P - 1, P - 1 .. 0 and so on. The paper's

@@ -37,7 +37,8 @@ class Wire(State):
     def detach(self) -> None:
         """The next step sends everything that is kept; later ones are plain dense all-reduce.
 
-        Call it on every rank. Afterwards the model can be attached again.
+        Call it on every rank. Afterwards the model can be attached again. Momentum correction ends
+        with the wire: from then on the optimiser needs its own momentum.
         """
         self.flush()
         self.detaching = True

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gradwire
+from gradwire.accumulate.momentum import clip_factor
 from gradwire.compress import METHODS
 from gradwire.exchange import EXCHANGES
 from tests.cluster.test_law import DTYPES, KINDS, gradients, violation
@@ -155,6 +156,15 @@ def test_clipping_a_gradient_whose_squares_overflow():
     cluster = gradwire.VirtualCluster(1, density=1.0, clip=1.0)
     update = cluster.average([torch.full((100,), 1e30)])
     torch.testing.assert_close(update, torch.full((100,), 0.1))
+
+
+def test_clipping_looks_at_the_gradient_without_its_scale():
+    pieces = [(0, torch.full((3,), 1000.0)), (64, torch.full((1,), 1000.0).half())]
+    for clip, factor in ((1.0, 0.0005), (3.0, 0.001)):
+        found, clipped = clip_factor(pieces, clip, 1, torch.tensor(0.001))
+        assert float(found) == pytest.approx(factor)
+        assert bool(clipped) == (clip == 1.0)
+        assert found.dtype == torch.float32
 
 
 def test_memory_and_names():

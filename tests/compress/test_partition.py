@@ -264,13 +264,13 @@ def test_resumed_is_bit_equal(method):
         return out
 
     first, second, fresh = (gradwire.VirtualCluster(3, method=method, density=0.01) for _ in "123")
-    whole = run(first, 12)
-    assert run(second, 7) + run(_loaded(fresh, second), 5, start=7) == whole
-
-
-def _loaded(fresh, cluster):
-    fresh.load_state_dict(cluster.state_dict())
-    return fresh
+    whole, start = run(first, 12), run(second, 7)
+    saved = second.state_dict()
+    run(second, 2, start=20)
+    fresh.load_state_dict(saved)
+    assert start + run(fresh, 5, start=7) == whole
+    fresh.load_state_dict(saved)
+    assert start + run(fresh, 5, start=7) == whole, "what was loaded has changed"
 
 
 def test_parts_for_another_number_of_workers_are_made_anew():
@@ -307,3 +307,12 @@ def test_virtual_workers_equal_real_ranks_bit_for_bit(ranks, method):
         seeds = [torch.Generator().manual_seed(100 * step + rank) for rank in range(4)]
         out += cluster.average([torch.randn(2000, generator=s) for s in seeds]).numpy().tobytes()
     assert set(ranks.run(4, real, method)) == {out}
+
+
+def test_a_worker_has_room_for_its_share_only():
+    """With room for k each, eight workers would send more than dense at density 0.1."""
+    cluster = gradwire.VirtualCluster(8, method="micro", density=0.1)
+    cluster.average([torch.randn(6400) for _ in range(8)])
+    assert cluster.stats().dense == {}
+    # Headers and 160 indices to 7 others; 2 (P - 1) / P of the values at 8 x 160 places.
+    assert cluster.stats().bytes_sent == 7 * (32 + 160 * 4) + 2 * 7 * 160 * 4
