@@ -38,7 +38,11 @@ def deft(u: Tensor, k: int, memory: Memory, scan: Scan | None = None) -> Sparse:
     norms = torch.segment_reduce(energy, "sum", offsets=bounds, unsafe=True).sqrt()
     room = share(k, u.numel(), memory.ranks)
     wanted = torch.where(mine, portions(norms, sizes.clamp(max=room), k), 0)
-    return _largest(rows, piece, bounds, wanted, room, u.numel())
+    if scan is not None and scan.maxima is not None:
+        maxima = scan.maxima.view(rows.shape[0], -1).amax(dim=1)
+    else:
+        maxima = rows.abs().amax(dim=1)
+    return _largest(rows, maxima, piece, bounds, wanted, room, u.numel())
 
 
 def deft_learns(memory: Memory, agreed: Sparse, k: int) -> None:
@@ -69,13 +73,18 @@ def binned(costs: Tensor, ranks: int) -> Tensor:
 
 
 def _largest(
-    rows: Tensor, piece: Tensor, bounds: Tensor, wanted: Tensor, room: int, size: int
+    rows: Tensor,
+    maxima: Tensor,
+    piece: Tensor,
+    bounds: Tensor,
+    wanted: Tensor,
+    room: int,
+    size: int,
 ) -> Sparse:
     """The `wanted` largest of each piece, exactly, but `room` in all.
 
     They are among as many blocks of largest maximum, by the same order of ties.
     """
-    maxima = rows.abs().amax(dim=1)
     chosen = _ranks(maxima, piece, bounds) < wanted[piece]
     blocks = kernels.topk(torch.where(chosen, maxima, 0), min(room, maxima.numel()))
     rest, owner = rows[blocks], piece[blocks]

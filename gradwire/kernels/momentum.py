@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.backend import uses_triton
+from gradwire.kernels.momentum_cpu import momentum_cpu
 from gradwire.kernels.momentum_torch import momentum_torch
 from gradwire.kernels.pieces import Piece
 
@@ -40,4 +41,4 @@ def _version(device: torch.device) -> Callable[..., Tensor]:
         from gradwire.kernels.momentum_triton import momentum_triton
 
         return momentum_triton
-    return momentum_torch
+    return momentum_cpu if device.type == "cpu" else momentum_torch

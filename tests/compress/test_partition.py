@@ -11,11 +11,20 @@ from gradwire.compress import METHODS
 from gradwire.compress.deft import binned, portions
 from gradwire.compress.exdyna import moved
 from gradwire.compress.partition import follow, share
-from gradwire.types import Memory, Slot, Sparse
+from gradwire.types import Memory, Scan, Slot, Sparse
 
 PARTED = [name for name, method in METHODS.items() if method.learns]
 WORLDS = [1, 2, 3, 4, 5, 8]
 LAYERS = [10, 4000, 64, 300, 1, 2500, 900, 77]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Vectors this short are not worth the wait for a second one where cores are busy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def layout(lengths):
@@ -49,9 +58,10 @@ class Workers:
             out[slot.offset : slot.offset + slot.numel] = noise
         return out
 
-    def step(self, us, k):
+    def step(self, us, k, scans=None):
         """Each worker's choice, after all have learned from all."""
-        chosen = [self.method.run(u, k, m) for u, m in zip(us, self.memories, strict=True)]
+        each = zip(us, self.memories, scans or [None] * len(us), strict=True)
+        chosen = [self.method.run(u, k, memory, scan) for u, memory, scan in each]
         every = torch.cat([c.indices[: int(c.count)] for c in chosen]).sort().values
         count = torch.tensor(every.numel(), dtype=torch.int32)
         every = torch.cat([every, every.new_full((5,), self.size)])
@@ -239,6 +249,19 @@ def test_degenerate_inputs(method, u):
     noise = torch.randn(640, generator=torch.Generator().manual_seed(0))
     totals = [sum(int(c.count) for c in workers.step([noise] * 4, 16)) for _ in range(60)]
     assert 10 <= totals[-1] <= 24
+
+
+@pytest.mark.parametrize("method", PARTED)
+@pytest.mark.parametrize("group", [16, 64])
+def test_what_a_scan_has_left_changes_nothing(method, group):
+    plain, helped = Workers(method, 3), Workers(method, 3)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(4):
+        us = [plain.noise(generator) for _ in range(3)]
+        scans = [Scan(torch.tensor(True), u.abs().view(-1, group).amax(1), group) for u in us]
+        for a, b in zip(plain.step(us, 60), helped.step(us, 60, scans), strict=True):
+            assert torch.equal(a.indices, b.indices)
+            assert torch.equal(a.values, b.values)
 
 
 @pytest.mark.parametrize("method", PARTED)

@@ -4,6 +4,9 @@ import pytest
 import torch
 
 from gradwire import kernels
+from gradwire.kernels.momentum_cpu import momentum_cpu
+from gradwire.kernels.momentum_torch import momentum_torch
+from gradwire.kernels.scan_cpu import ALONE
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -23,3 +26,21 @@ def test_what_gathers_is_what_sgd_would_have_added_up(nesterov):
     assert torch.equal(maxima, residual.view(5, 64).abs().amax(1))
     assert not residual[300:].any()
     assert not velocity[300:].any()
+
+
+@pytest.mark.parametrize("bad", [None, float("nan")])
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_blocks_give_the_bits_of_the_reference(bad, nesterov):
+    size = 3 * ALONE + 128
+    gradient, start, speed = torch.randn(3, size).unbind()
+    if bad is not None:
+        gradient[ALONE] = bad
+    pieces = [(0, gradient[:100]), (128, gradient[128 : 2 * ALONE + 131].bfloat16())]
+    outcomes = []
+    for op in (momentum_torch, momentum_cpu):
+        residual, velocity, maxima = start.clone(), speed.clone(), torch.zeros(size // 64)
+        unscale = torch.tensor(0.5)
+        finite = op(residual, velocity, pieces, maxima, 64, 0.9, unscale, nesterov)
+        outcomes.append((residual, velocity, maxima, finite))
+    assert all(torch.equal(a, b) for a, b in zip(*outcomes, strict=True))
+    assert bool(finite) == (bad is None)
