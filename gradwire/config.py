@@ -19,7 +19,8 @@ class Config:
     """How gradients are compressed and exchanged.
 
     method, exchange: how a worker chooses and how workers agree; `method="topk/dense"` names both.
-    density: the share of entries a worker sends, in (0, 1].
+    density: the share of entries a worker sends, in (0, 1]; where workers share out k (micro,
+        exdyna, deft), what they send together.
     values: how values travel: "fp32", "bf16", "fp16", "int8" or "int4"; what rounding takes away
         stays in the residual.
     indices: how indices travel: "int32", "packed" (12 bits each at density 0.001), "bitmap", or

@@ -125,6 +125,14 @@ def test_exdyna_evens_out_what_workers_send():
     assert imbalance("exdyna") < 0.35
 
 
+def test_what_is_left_over_belongs_to_the_last_part():
+    """1024 blocks of 64 do not reach the end of so many entries."""
+    workers = Workers("exdyna", 2, [65536 + 6400])
+    u = torch.zeros(workers.size)
+    u[-1] = 1.0
+    assert sorted(int(c.count) for c in workers.step([u, u], 10)) == [0, 1]
+
+
 def test_one_block_moves_where_neighbours_are_uneven():
     starts = torch.tensor([0, 8, 16, 24, 32])
     for counts, expected in (
@@ -194,7 +202,7 @@ def naive(u, slots, ranks, counts, mine, k):
 @pytest.mark.parametrize("kind", ["noise", "ties", "zeros", "one layer"])
 def test_deft_takes_the_largest_of_each_piece(ranks, kind):
     workers, generator = Workers("deft", ranks), torch.Generator().manual_seed(7)
-    scale = [100.0 if kind == "one layer" and i == 1 else 1.0 + i for i in range(8)]
+    scale = [100.0 if kind == "one layer" and i == 6 else 1.0 + i for i in range(8)]
     counts = None
     for step in range(3):
         us = [workers.noise(generator, scale) for _ in range(ranks)]
