@@ -55,5 +55,6 @@ def _why_dense(
         return "small"
     cost, dense = EXCHANGES[config.exchange].bytes, EXCHANGES["dense"].bytes
     size, encoding = bundle.size, config.encoding
-    room = METHODS[config.method].share(k, size, ranks)
+    method = METHODS[config.method]
+    room = method.share(method.room(k, size, config.options), size, ranks)
     return "bytes" if cost(ranks, size, room, encoding) > dense(ranks, size, k, encoding) else ""

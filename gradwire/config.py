@@ -70,6 +70,11 @@ class Config:
             raise ConfigError(
                 f"exchange 'union' adds values on the way: fp32 or bf16, not {self.values!r}"
             )
+        if self.exchange == "union" and self.options.get("unbiased"):
+            raise ConfigError(
+                "exchange 'union' adds the values of u itself, not the d/k times these that "
+                "unbiased=True sends: use exchange='allgather'"
+            )
         if self.exchange.startswith("dense") and self.values != "fp32":
             raise ConfigError(
                 f"values={self.values!r} has no effect on exchange {self.exchange!r}; there are "
@@ -229,9 +234,10 @@ def check_options(method: str, options: Mapping[str, Any]) -> None:
             if not known:
                 raise ConfigError(f"method {method!r} has no options, got {name!r}")
             raise unknown(f"option of {method}", name, known)
-        if not isinstance(value, type(known[name])):
-            wanted = type(known[name]).__name__
+        wanted = type(known[name]).__name__
+        if not isinstance(value, int | float if wanted == "float" else type(known[name])):
             raise ConfigError(f"option {name} of {method} must be {wanted}, got {value!r}")
+    METHODS[method].check(options)
 
 
 def _check_whole(name: str, value: Any) -> None:

@@ -154,7 +154,8 @@ def _pack(bundle: "Bundle") -> dict[str, Any] | None:
     for name in FIELDS:
         tensor = getattr(d, name)
         packed[name] = None if tensor is None else tensor.cpu()
-    return packed | {"held": [[offset, kept.cpu()] for offset, kept in bundle.held]}
+    held = [[offset, kept.cpu()] for offset, kept in bundle.held]
+    return packed | {"held": held, "forget": d.forget}
 
 
 def _unpack(
@@ -164,7 +165,8 @@ def _unpack(
         return None, []
     tensors = {k: None if (t := packed.get(k)) is None else t.to(device) for k in FIELDS}
     held = [(int(offset), kept.to(device)) for offset, kept in packed["held"]]
-    return Delivered(packed["ok"].to(device), **tensors), held
+    forget = bool(packed.get("forget"))
+    return Delivered(packed["ok"].to(device), **tensors, forget=forget), held
 
 
 def settle_saved(state: "State", saved: dict[str, Any]) -> None:

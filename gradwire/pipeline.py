@@ -52,10 +52,11 @@ def average(
         update, ok, loss = finish(outcome.update, outcome.ok, bundle.dtype, scale)
         sent = outcome.delivered
         indices, values = (sent.indices, sent.values) if isinstance(sent, Sparse) else (None, sent)
+        forget = sparse is not None and not method.feedback(config.options)
         masked = None
         if sparse is not None and bundle.masks:
             masked = to_mask(outcome.update, sent if isinstance(sent, Sparse) else sparse)
-        bundle.delivered = Delivered(ok, indices, values, loss, masked)
+        bundle.delivered = Delivered(ok, indices, values, loss, masked, forget)
         if method.learns is not None and sparse is not None and isinstance(sent, Sparse):
             method.learns(bundle.memory, sent, choice.k)
     return update

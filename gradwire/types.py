@@ -111,6 +111,7 @@ class Delivered:
     `indices` None means every entry, `values` None just as it was. `ok` (0-d bool) is False where
     some rank was not finite: then nothing was delivered, and the step counts as skipped. `loss` is
     what rounding the mean into the gradient's dtype took away. `masked` is where momentum ends.
+    `forget`: without error feedback nothing stays, also of a step that was skipped.
     """
 
     ok: Tensor
@@ -118,6 +119,7 @@ class Delivered:
     values: Tensor | None = None
     loss: Tensor | None = None
     masked: Tensor | None = None
+    forget: bool = False
 
 
 @dataclass(frozen=True)

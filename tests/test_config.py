@@ -42,6 +42,7 @@ def test_fields_on_top_of_a_config():
         ({"values": "int8", "exchange": "union"}, "fp32 or bf16, not 'int8'"),
         ({"method": "micro/allgather"}, "'micro' works with exchange 'union' only.*'allgather'"),
         ({"method": "deft", "values": "int8"}, "fp32 or bf16, not 'int8'"),
+        ({"method": "randk/union", "unbiased": True}, "use exchange='allgather'"),
         ({"indices": "common"}, "chosen by methods"),
         ({"options": {"seed": 1}}, "method 'topk' has no options"),
         (

@@ -151,6 +151,9 @@ class Bundle:
 def _settle(
     buffer: Tensor, delivered: Delivered, held: list[tuple[int, Tensor]], skipped: Tensor
 ) -> None:
+    if delivered.forget:
+        buffer.zero_()
+        return
     if delivered.values is None:
         buffer.mul_(skipped)
     elif delivered.indices is None:

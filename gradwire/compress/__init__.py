@@ -9,13 +9,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gradwire.compress.bisect import MOST, bisect
+from gradwire.compress.chunked import check_chunked, chunked, chunked_room
 from gradwire.compress.deft import deft, deft_learns
 from gradwire.compress.dense import dense
+from gradwire.compress.dgc import check_dgc, dgc
+from gradwire.compress.estimate import check_capacity, room
 from gradwire.compress.exdyna import exdyna, exdyna_learns
+from gradwire.compress.gaussiank import check_gaussiank, gaussiank, gaussiank_room
 from gradwire.compress.micro import micro, micro_learns
+from gradwire.compress.mstopk import mstopk
 from gradwire.compress.partition import share
-from gradwire.compress.randk import randk
+from gradwire.compress.randk import check_randk, keeps_rest, randk
+from gradwire.compress.sidco import sidco
+from gradwire.compress.threshold import check_threshold, threshold
 from gradwire.compress.topk import topk
+from gradwire.compress.trimmed import trimmed
 from gradwire.types import Memory, Sparse
 
 
@@ -32,6 +41,12 @@ class Method:
     """(k, size, ranks) -> entries one worker's message has room for."""
     learns: Callable[[Memory, Sparse, int], None] | None = None
     """(memory, agreed, k): takes note of the entries that all workers agreed on."""
+    capacity: Callable[[int, int, Mapping[str, Any]], int] = lambda k, size, options: k
+    """(k, size, all options) -> the most entries it chooses, for which a message has room."""
+    feedback: Callable[[Mapping[str, Any]], bool] = lambda options: True
+    """Whether what it does not choose is kept for the next step."""
+    check: Callable[[Mapping[str, Any]], None] = lambda options: None
+    """Raises for values of its options that cannot work."""
 
     @property
     def name(self) -> str:
@@ -47,12 +62,33 @@ class Method:
         parameters = inspect.signature(self.run).parameters.values()
         return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
+    def room(self, k: int, size: int, options: Mapping[str, Any]) -> int:
+        """The capacity of its messages with these options."""
+        return self.capacity(k, size, {**self.options, **options})
+
+
+def _times_k(k: int, size: int, options: Mapping[str, Any]) -> int:
+    return room(k, size, options["capacity"])
+
 
 METHODS: dict[str, Method] = {
     m.name: m
     for m in (
         Method(topk),
-        Method(randk, common=lambda options: options.get("shared", True)),
+        Method(gaussiank, capacity=gaussiank_room, check=check_gaussiank),
+        Method(dgc, check=check_dgc),
+        Method(trimmed),
+        Method(bisect, capacity=lambda k, size, options: room(k, size, MOST)),
+        Method(mstopk),
+        Method(sidco, capacity=_times_k, check=check_capacity),
+        Method(threshold, capacity=_times_k, check=check_threshold),
+        Method(chunked, capacity=chunked_room, check=check_chunked),
+        Method(
+            randk,
+            common=lambda options: options.get("shared", True),
+            feedback=keeps_rest,
+            check=check_randk,
+        ),
         Method(micro, exchange="union", share=share, learns=micro_learns),
         Method(exdyna, exchange="union", share=share, learns=exdyna_learns),
         Method(deft, exchange="union", share=share, learns=deft_learns),

@@ -1,13 +1,17 @@
 """Random-k: k entries drawn without looking at them."""
 
-import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from gradwire import kernels
+from gradwire.errors import ConfigError
+from gradwire.kernels.permuted_torch import mix
 from gradwire.types import Memory, Scan, Sparse
 
-ROUNDS = 6
+_SIGNED = 1 << 63
 
 
 def randk(
@@ -18,69 +22,46 @@ def randk(
     *,
     shared: bool = True,
     seed: int = 0,
+    feedback: bool = True,
+    unbiased: bool = False,
 ) -> Sparse:
     """k entries drawn uniformly; the same on all ranks, or each its own.
 
     Rand_k of Stich et al. (2018): E ||u - C(u)||^2 = (1 - k/d) ||u||^2. With `shared` every rank
     draws the same entries, so no indices travel. memory["draws"] counts the draws so far, on the
     device; draw n of (seed, bundle, rank) is the same on every machine and after every resume.
+    Without `feedback` what is not drawn is forgotten: the one exemption from the law. `unbiased`
+    sends d/k times the values, E C(u) = u, and never has feedback, which would add up the excess.
     """
     if "draws" not in memory:
         memory["draws"] = torch.zeros((), dtype=torch.int64, device=u.device)
     draws = memory["draws"]
     stream = _mix_int(seed, memory.bundle, 0 if shared else memory.rank + 1)
-    key = _mix(draws + stream)
+    key = mix(draws + stream)
     draws.add_(1)
     size = memory.real(u)
-    drawn = permuted(torch.arange(k, device=u.device), size, key).sort().values
+    drawn = kernels.permuted(torch.arange(k, device=u.device), size, key).sort().values
     inside = drawn < size
     where = memory.locate(drawn.clamp(max=size - 1))
     indices = torch.where(inside, where, u.numel()).to(torch.int32)
     values = torch.where(inside, u[where], 0)
+    if unbiased and k:
+        values = values * (size / k)
     return Sparse(indices, values, inside.sum(dtype=torch.int32), u.numel(), common=shared)
 
 
-def permuted(x: Tensor, size: int, key: Tensor) -> Tensor:
-    """Where each x lands under a keyed permutation of 0..size-1: distinct draws, no sort of d.
-
-    A Feistel network on an a x b grid that just covers `size`; what lands outside walks on until
-    it is inside. The grid exceeds `size` by less than one row, so few walks leave an entry outside
-    once in 10^20 draws, if at all; the caller treats such an entry as not drawn.
-    """
-    a = max(1, math.isqrt(size))
-    b = -(-size // a)
-    out = _feistel(x, a, b, key)
-    for _ in range(walks(size, a * b)):
-        if out.device.type == "cpu" and bool((out < size).all()):
-            break
-        out = torch.where(out < size, out, _feistel(out, a, b, key))
-    return out
+def keeps_rest(options: Mapping[str, Any]) -> bool:
+    """Whether these options of randk feed back what was not drawn."""
+    return bool(options.get("feedback", True)) and not options.get("unbiased", False)
 
 
-def walks(size: int, grid: int) -> int:
-    """Steps after which an entry is outside with probability 10^-20; at most what is outside."""
-    if grid == size:
-        return 0
-    return min(grid - size, math.ceil(math.log(1e-20) / math.log((grid - size) / grid)))
-
-
-def _feistel(x: Tensor, a: int, b: int, key: Tensor) -> Tensor:
-    left, right = x // b, x % b
-    for r in range(ROUNDS):
-        left = (left + (_mix(right + key + 2 * r) & 0x7FFFFFFF)) % a
-        right = (right + (_mix(left + key + 2 * r + 1) & 0x7FFFFFFF)) % b
-    return left * b + right
-
-
-_A, _B = -7046029254386353131, -4658895280553007687
-_SIGNED = 1 << 63
-
-
-def _mix(x: Tensor) -> Tensor:
-    """A 64-bit finaliser (splitmix64) on int64 tensors, whose products wrap."""
-    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * _B
-    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * _A
-    return x ^ ((x >> 31) & 0x1FFFFFFFF)
+def check_randk(options: Mapping[str, Any]) -> None:
+    """Raises where one option excludes another."""
+    if options.get("unbiased") and options.get("feedback"):
+        raise ConfigError(
+            "randk: unbiased=True excludes feedback=True, which would send d/k times what is kept "
+            "again and again: leave one of them out"
+        )
 
 
 def _mix_int(*words: int) -> int:

@@ -9,6 +9,7 @@ from gradwire.kernels.chunks import chunks
 from gradwire.kernels.decode import decode
 from gradwire.kernels.momentum import momentum
 from gradwire.kernels.pack import pack
+from gradwire.kernels.permuted import permuted
 from gradwire.kernels.scan import scan
 from gradwire.kernels.settle import settle
 from gradwire.kernels.spread import spread
@@ -20,6 +21,7 @@ __all__ = [
     "decode",
     "momentum",
     "pack",
+    "permuted",
     "scan",
     "select",
     "settle",

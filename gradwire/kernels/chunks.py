@@ -16,9 +16,9 @@ def chunks(
     """int32 indices, ascending, and values of the `each` largest |u| of every whole chunk.
 
     `last` (0 where there is none) entries come from the ragged rest behind the whole chunks. Ties
-    go to the smaller index. u: flat and finite. 0 < each <= chunk. maxima: max |u| of every `group`
-    consecutive entries, when a scan left them and `group` divides `chunk`: the winners of a chunk
-    lie in the `each` groups of largest maximum (ties to the first), so no others are read.
+    go to the smaller index. u: flat and finite. each: at most `chunk`. maxima: max |u| of every
+    `group` consecutive entries, when a scan left them and `group` divides `chunk`: the winners of a
+    chunk lie in the `each` groups of largest maximum (ties to the first), so no others are read.
     """
     return _version(u.device)(u, chunk, each, last, maxima, group)
 

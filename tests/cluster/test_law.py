@@ -15,10 +15,16 @@ from gradwire.exchange import EXCHANGES
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TAKES = {"union": ["fp32", "bf16"], "dense": ["fp32"], "dense-bf16": ["fp32"]}
+COMBINED = ("topk", "randk", "dense")
+"""Methods that meet every exchange and value encoding."""
+ALSO = [("allgather", "fp32"), ("allgather", "int4"), ("union", "fp32"), ("gtopk", "fp32")]
+"""What the others meet: the exchanges that see how many entries were chosen."""
 CASES = [
     (method, exchange, values)
     for method, exchange, values in itertools.product(METHODS, EXCHANGES, VALUES)
-    if values in TAKES.get(exchange, VALUES) and METHODS[method].exchange in ("", exchange)
+    if values in TAKES.get(exchange, VALUES)
+    and METHODS[method].exchange in ("", exchange)
+    and (METHODS[method].exchange or method in COMBINED or (exchange, values) in ALSO)
 ]
 
 

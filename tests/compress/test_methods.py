@@ -8,7 +8,7 @@ import torch
 import gradwire
 from gradwire.accumulate.layout import place, size_of
 from gradwire.compress import METHODS
-from gradwire.compress.randk import permuted
+from gradwire.kernels import permuted
 from gradwire.types import Memory, Slot
 
 
@@ -18,12 +18,13 @@ def test_sparse_is_what_it_says(method):
     sparse = gradwire.compress(u, method=method, density=0.05)
     n = sparse.indices.numel()
     assert sparse.indices.dtype == torch.int32
-    assert n == int(sparse.count) == (1003 if method == "dense" else 50)
+    assert n == int(sparse.count)
+    assert n <= (1003 if method == "dense" else METHODS[method].room(50, 1003, {}))
     assert torch.equal(sparse.indices, sparse.indices.unique())
     assert torch.equal(sparse.values, u[sparse.indices.long()])
     assert sparse.size == 1003
     kept = u - sparse.dense()
-    assert int((kept == 0).sum()) >= n
+    assert int((kept == 0).sum()) == n
     assert torch.equal(kept + sparse.dense(), u)
 
 

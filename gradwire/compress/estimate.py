@@ -1,0 +1,102 @@
+"""What the methods need to know of u without reading all of it."""
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire import kernels
+from gradwire.errors import ConfigError
+from gradwire.types import Scan, Sparse
+
+MAXIMA = 1 << 14
+"""Group maxima that are looked at, in large vectors: few enough for one block of a GPU."""
+ENTRIES = 1 << 16
+"""Entries of a sample for a mean: it is then off by 0.4 % where the spread equals the mean."""
+
+
+def sample(u: Tensor, entries: int) -> Tensor:
+    """|u| at every s-th entry, at least `entries` of them where there are; s is a prime.
+
+    A prime, because layers repeat with periods that are products of small numbers.
+    """
+    return u[:: stride(u.numel(), entries)].abs().to(torch.promote_types(u.dtype, torch.float32))
+
+
+@functools.cache
+def stride(size: int, entries: int) -> int:
+    """The largest prime step, or 1, that leaves at least `entries` of `size`."""
+    step = size // max(1, entries)
+    while step > 1 and any(step % f == 0 for f in range(2, math.isqrt(step) + 1)):
+        step -= 1
+    return max(1, step)
+
+
+def reached(u: Tensor, scan: Scan | None, *counts: int) -> list[Tensor]:
+    """For each count, ascending, a magnitude (0-d fp32) that so many entries reach.
+
+    The k-th largest group maximum: k groups hold an entry as large. Of many maxima every s-th is
+    looked at, for a rank six standard deviations beyond k / s; without maxima, a sample of u.
+    """
+    if scan is None or scan.maxima is None:
+        seen = sample(u, ENTRIES).float()
+        step = stride(u.numel(), ENTRIES)
+    else:
+        step = stride(scan.maxima.numel(), MAXIMA)
+        seen = scan.maxima[::step]
+    ranks = [max(1, _sure_rank(count, step)) for count in counts]
+    largest = seen.topk(min(ranks[-1], seen.numel())).values
+    return [rank(largest, r) for r in ranks]
+
+
+def _sure_rank(count: int, step: int) -> int:
+    if step == 1:
+        return count
+    return math.ceil(count / step + 6 * math.sqrt(count / step))
+
+
+def largest(u: Tensor, scan: Scan | None) -> Tensor:
+    """max |u|, as 0-d fp32."""
+    maxima = None if scan is None else scan.maxima
+    return u.abs().amax().float() if maxima is None else maxima.amax()
+
+
+def tail(u: Tensor, k: int, scan: Scan | None) -> Tensor:
+    """The k largest |u|, largest first: n(t) for every t that matters when comparing n with k."""
+    maxima, group = (scan.maxima, scan.group) if scan is not None else (None, 0)
+    values = kernels.select(u, min(k, u.numel()), maxima, group)[1]
+    return values.abs().float().sort(descending=True).values
+
+
+def rank(tail: Tensor, r: int) -> Tensor:
+    """The r-th largest magnitude of a sorted tail, 0 behind its end: n >= r where t is less."""
+    return tail[r - 1] if 1 <= r <= tail.numel() else tail.new_zeros(())
+
+
+def just_below(magnitude: Tensor) -> Tensor:
+    """The next smaller fp32: what is above it reaches `magnitude`. Of 0 it is 0."""
+    return torch.nextafter(magnitude, torch.zeros_like(magnitude))
+
+
+def beyond(u: Tensor, threshold: Tensor, capacity: int, scan: Scan | None) -> Sparse:
+    """The entries with |u| > threshold, at most the `capacity` largest."""
+    maxima, group = (scan.maxima, scan.group) if scan is not None else (None, 0)
+    indices, values, count = kernels.above(u, threshold.float(), capacity, maxima, group)
+    return Sparse(indices, values, count, u.numel())
+
+
+def check_capacity(options: Mapping[str, Any]) -> None:
+    """Raises for an option `capacity`, in multiples of k, that cannot hold k entries."""
+    capacity = options.get("capacity", 1.0)
+    if not 1 <= capacity < math.inf:
+        raise ConfigError(
+            f"capacity must be at least 1, it is the room in a message over k; got {capacity!r}"
+        )
+
+
+def room(k: int, size: int, capacity: float) -> int:
+    """Entries that `capacity` times k stands for, of `size`."""
+    return min(size, round(capacity * k))

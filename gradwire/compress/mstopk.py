@@ -1,0 +1,28 @@
+"""MSTopK: a threshold by halving the range between mean and maximum, then exactly k."""
+
+import torch
+from torch import Tensor
+
+from gradwire.compress.estimate import ENTRIES, beyond, just_below, largest, reached, sample
+from gradwire.types import Memory, Scan, Sparse
+
+ROUNDS = 25
+
+
+def mstopk(u: Tensor, k: int, memory: Memory, scan: Scan | None = None) -> Sparse:
+    """A threshold by 25 halvings between mean |u| and max |u|; then exactly the k largest.
+
+    MSTopK of Shi et al. (2021): t = mean + ratio (max - mean), ratio in [0, 1] is halved N times,
+    up where n > k and down otherwise. It ends with t1 (n <= k) and t2 (n > k), takes what passes t1
+    and fills up to k with a random run of what lies between. Different here: n > k is asked of the
+    group maxima, which k groups must reach, so all halvings are one formula; and what lies beyond
+    t2 is cut by magnitude, so n = k, or all that are not zero, and no luck is involved. The mean is
+    that of a sample.
+    """
+    mean, top = sample(u, ENTRIES).mean(dtype=torch.float64), largest(u, scan)
+    (sure,) = reached(u, scan, k)
+    ratio = torch.floor((sure - mean) / (top - mean) * 2**ROUNDS) / 2**ROUNDS
+    found = (mean + ratio.clamp(min=0) * (top - mean)).float()
+    # Below the mean the halvings find nothing; where all magnitudes are alike there is no range.
+    threshold = torch.where(found <= sure, found, sure)
+    return beyond(u, just_below(threshold), k, scan)

@@ -1,0 +1,52 @@
+"""Hard threshold: everything beyond a fixed magnitude."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire.compress.estimate import ENTRIES, beyond, check_capacity, just_below, room, sample
+from gradwire.errors import ConfigError
+from gradwire.types import Memory, Scan, Sparse
+
+
+def threshold(
+    u: Tensor,
+    k: int,
+    memory: Memory,
+    scan: Scan | None = None,
+    *,
+    value: float = 0.0,
+    capacity: float = 4.0,
+) -> Sparse:
+    """Every |u| of at least a fixed magnitude; how many varies from step to step.
+
+    Hard threshold of Sahu et al. (2021): the smallest total error over a run for a total budget.
+    `value` is that magnitude. Theirs is 1 / (2 sqrt(k)) for a u of norm 1; with `value` 0 it is the
+    norm of the first u that is not zero, by a sample, over 2 sqrt(k), kept in memory["threshold"].
+    On light tails nothing reaches that at first: the entries add up until they do. Of more than
+    `capacity` times k entries the largest are taken.
+    """
+    if value:
+        edge = torch.full((), float(value), device=u.device)
+    else:
+        if "threshold" not in memory:
+            memory["threshold"] = torch.zeros((), device=u.device)
+        edge = memory["threshold"]
+        seen = sample(u, ENTRIES)
+        scale = (memory.real(u) / seen.numel() / max(1, k)) ** 0.5 / 2
+        edge.copy_(torch.where(edge > 0, edge, torch.linalg.vector_norm(seen) * scale))
+    return beyond(u, just_below(edge), room(k, u.numel(), capacity), scan)
+
+
+def check_threshold(options: Mapping[str, Any]) -> None:
+    """Raises for a magnitude below 0, or a capacity below 1."""
+    value = options.get("value", 0.0)
+    if not 0 <= value < math.inf:
+        raise ConfigError(
+            f"value of threshold must be a magnitude above 0, or 0 to take it from the first u; "
+            f"got {value!r}"
+        )
+    check_capacity(options)
