@@ -71,6 +71,7 @@ def _why_dense(
         return "small"
     cost, dense = EXCHANGES[config.exchange].bytes, EXCHANGES["dense"].bytes
     size, encoding = bundle.size, config.encoding
-    room = METHODS[config.method].room(k, size, config.method_options)
+    method = METHODS[config.method]
+    room = method.share(method.room(k, size, config.method_options), size, ranks)
     bytes_sent = cost(ranks, size, room, encoding, **config.exchange_options)
     return "bytes" if bytes_sent > dense(ranks, size, k, encoding) else ""

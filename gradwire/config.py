@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gradwire.accumulate.schedule import Schedule
+from gradwire.accumulate.momentum import Correction
+from gradwire.accumulate.schedule import PAPER, Schedule
 from gradwire.compress import METHODS
 from gradwire.encode import Encoding
-from gradwire.errors import ConfigError
+from gradwire.errors import ConfigError, unknown
 from gradwire.exchange import EXCHANGES
 from gradwire.options import check_options, no_option, options_of, resolve_names
 
@@ -19,7 +20,8 @@ class Config:
     """How gradients are compressed and exchanged.
 
     method, exchange: how a worker chooses and how workers agree; `method="topk/dense"` names both.
-    density: the share of entries a worker sends, in (0, 1].
+    density: the share of entries a worker sends, in (0, 1]; where workers share out k (micro,
+        exdyna, deft), what they send together.
     values: how values travel: "fp32", "bf16", "fp16", "int8" or "int4"; what rounding takes away
         stays in the residual.
     indices: how indices travel: "int32", "packed" (12 bits each at density 0.001), "local16",
@@ -30,6 +32,11 @@ class Config:
     dense: patterns of parameter names that are never compressed, e.g. ("*.bias", "bn*").
     dense_steps: steps at the start that send everything.
     warmup, warmup_steps: then `warmup_steps` steps at each of these densities.
+    momentum, nesterov: momentum correction, in place of the optimiser's momentum, which must then
+        be 0. Takes another 4 bytes a parameter.
+    masking: momentum ends where something was delivered (only with momentum).
+    clip: the most that the L2 norm of the mean gradient should be; each worker clips its own at
+        clip / sqrt(P), bundle by bundle. 0 is never.
     bundle_mb: fp32 gradient megabytes that are compressed and exchanged as one vector.
     dense_below: bundles of fewer entries are sent whole; the latency is the same.
     timeout: seconds until a collective that waits for a peer fails.
@@ -46,6 +53,10 @@ class Config:
     dense_steps: int = 0
     warmup: tuple[float, ...] = ()
     warmup_steps: int = 0
+    momentum: float = 0.0
+    nesterov: bool = False
+    masking: bool = True
+    clip: float = 0.0
     bundle_mb: float = 25.0
     dense_below: int = 1024
     timeout: float = 1800.0
@@ -66,6 +77,27 @@ class Config:
             raise ConfigError("warmup needs warmup_steps, the steps at each density; got 0")
         for name in ("bundle_mb", "timeout"):
             _check_positive(name, getattr(self, name))
+        self._check_correction()
+
+    def _check_correction(self) -> None:
+        if not _is_number(self.momentum) or not 0 <= self.momentum < 1:
+            raise ConfigError(
+                f"momentum must be in [0, 1), got {self.momentum!r}. It takes the place of the "
+                f"optimiser's momentum, which must then be 0."
+            )
+        for name, default in (("nesterov", False), ("masking", True)):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise ConfigError(f"{name} must be True or False, got {value!r}")
+            if value != default and not self.momentum:
+                raise ConfigError(
+                    f"{name}={value} has no effect without momentum: give e.g. momentum=0.9, and "
+                    f"the optimiser none"
+                )
+        if not _is_number(self.clip) or not 0 <= self.clip < math.inf:
+            raise ConfigError(
+                f"clip must be a number of at least 0 (0 is never), got {self.clip!r}"
+            )
 
     def _check_exchange(self) -> None:
         exchange = EXCHANGES[self.exchange]
@@ -120,6 +152,10 @@ class Config:
         return {k: v for k, v in self.options.items() if k in EXCHANGES[self.exchange].options}
 
     @property
+    def correction(self) -> Correction:
+        return Correction(self.momentum, self.nesterov, self.masking, self.clip)
+
+    @property
     def encoding(self) -> Encoding:
         """How messages travel; without indices where the method makes them common."""
         common = METHODS[self.method].common(self.method_options)
@@ -131,9 +167,24 @@ class Config:
         return {k: list(v) if isinstance(v, tuple) else v for k, v in out.items()}
 
 
+RECIPES: dict[str, dict[str, Any]] = {
+    "dgc": {"method": "topk", "density": 0.001, "warmup": PAPER, "momentum": 0.9},
+}
+"""Tested sets of fields. dgc: Lin et al. (2018), with exact top-k where they sample; it needs
+`warmup_steps`, in the paper one epoch, and an optimiser without momentum."""
+
+
 def configure(config: Config | None, fields: Mapping[str, Any]) -> Config:
-    """`config` with `fields` on top; one may be an option of the method or the exchange."""
+    """`config` with `fields` on top; one may be an option of the method or the exchange.
+
+    `recipe`, a name in RECIPES, stands for a set of fields; those given beside it win.
+    """
     known = {f.name for f in dataclasses.fields(Config)}
+    if "recipe" in fields:
+        recipe = fields["recipe"]
+        if recipe not in RECIPES:
+            raise unknown("recipe", recipe, RECIPES)
+        fields = {**RECIPES[recipe], **{k: v for k, v in fields.items() if k != "recipe"}}
     base = config if config is not None else Config()
     if not isinstance(base, Config):
         raise ConfigError(f"config must be a gradwire.Config, got {type(base).__name__}")
@@ -144,7 +195,7 @@ def configure(config: Config | None, fields: Mapping[str, Any]) -> Config:
     names = resolve_names(given.get("method", base.method), given.get("exchange", base.exchange))
     for name in extra:
         if name not in options_of(*names):
-            raise no_option(name, *names, known)
+            raise no_option(name, *names, {*known, "recipe"})
     if extra:
         given["options"] = {**given.get("options", base.options), **extra}
     return dataclasses.replace(base, **given)
@@ -152,7 +203,7 @@ def configure(config: Config | None, fields: Mapping[str, Any]) -> Config:
 
 def check_density(value: Any, name: str = "density", use_k: bool = False) -> float:
     """`value` if it is a density; otherwise an error that says what to write."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
+    number = _is_number(value)
     if number and not math.isnan(value) and 0 < value <= 1:
         return float(value)
     hint = "It is the share of entries that is sent; one in a hundred is 0.01."
@@ -169,6 +220,10 @@ def _check_whole(name: str, value: Any) -> None:
         raise ConfigError(f"{name} must be a whole number of at least 0, got {value!r}")
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _check_positive(name: str, value: Any) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+    if not _is_number(value) or not 0 < value < math.inf:
         raise ConfigError(f"{name} must be a number above 0, got {value!r}")

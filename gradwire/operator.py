@@ -38,6 +38,9 @@ def compress(
         k = entries(check_density(0.001 if density is None else density, use_k=True), u.numel())
     elif not isinstance(k, int) or isinstance(k, bool) or not 0 <= k <= u.numel():
         raise ConfigError(f"k must be a whole number in 0..{u.numel()}, the size of u; got {k!r}")
+    if k == 0:
+        indices = torch.empty(0, dtype=torch.int32, device=u.device)
+        return Sparse(indices, u[:0].clone(), indices.sum(dtype=torch.int32), u.numel())
     return METHODS[method].run(u, k, Memory(), None, **options).trim()
 
 

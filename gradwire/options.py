@@ -15,11 +15,17 @@ def resolve_names(method: str, exchange: str = "") -> tuple[str, str]:
         raise ConfigError(
             f"method={method!r} names exchange {named!r}, exchange={exchange!r} another: give one"
         )
-    exchange = named or exchange or ("dense" if name == "dense" else "allgather")
     if name not in METHODS:
         raise unknown("method", name, METHODS)
+    only = METHODS[name].exchange
+    exchange = named or exchange or only or ("dense" if name == "dense" else "allgather")
     if exchange not in EXCHANGES:
         raise unknown("exchange", exchange, EXCHANGES)
+    if only and exchange != only:
+        raise ConfigError(
+            f"method {name!r} works with exchange {only!r} only, in which all agree on what each "
+            f"chose in its part; got exchange={exchange!r}: leave it out"
+        )
     return name, exchange
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.accumulate.bundle import Bundle
+from gradwire.accumulate.momentum import to_mask
 from gradwire.choose import Choice
 from gradwire.cluster.group import Group
 from gradwire.compress import METHODS
@@ -33,12 +34,13 @@ def average(
 ) -> Tensor:
     """The mean over all ranks of gradient + residual, as far as it was sent; the rest is kept.
 
+    With momentum correction it is momentum + residual.
     Returns a flat vector in the gradient's dtype and loss scale, NaN when a rank was not finite.
     """
     with stage("accumulate"):
         unscale = None if scale is None else scale.reciprocal()
         scan = bundle.accumulate(pieces, choice.group, skipped, unscale, unused)
-    sparse = None
+    sparse, method = None, METHODS[config.method]
     if not choice.reason:
         with stage("compress"):
             sparse = _compress(bundle, choice, config, scan)
@@ -55,8 +57,13 @@ def average(
         update, ok, loss = finish(outcome.update, outcome.ok, bundle.dtype, scale)
         sent = outcome.delivered
         indices, values = (sent.indices, sent.values) if isinstance(sent, Sparse) else (None, sent)
-        forget = sparse is not None and not METHODS[config.method].feedback(config.method_options)
-        bundle.delivered = Delivered(ok, indices, values, loss, forget)
+        forget = sparse is not None and not method.feedback(config.method_options)
+        masked = None
+        if sparse is not None and bundle.masks:
+            masked = to_mask(outcome.update, sent if isinstance(sent, Sparse) else sparse)
+        bundle.delivered = Delivered(ok, indices, values, loss, masked, forget)
+        if method.learns is not None and sparse is not None and isinstance(sent, Sparse):
+            method.learns(bundle.memory, sent, choice.k)
         if isinstance(sent, Sparse) and exchange.chooses and config.values != "fp32":
             bundle.count_rounding(bundle.buffer[sent.indices], sent.values)
         if outcome.leaked is not None:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gradwire import checkpoint, pipeline
+from gradwire import packing, pipeline
 from gradwire.accumulate import Bundle, arrange
 from gradwire.accumulate.layout import is_dense
 from gradwire.choose import Choice, choose, prepare
@@ -79,6 +79,8 @@ class State:
                 rank=self.group.rank,
                 index=i,
                 dense=is_dense(slots[0].name, self.config.dense),
+                ranks=self.group.size,
+                correction=self.config.correction,
             )
             for i, slots in enumerate(bundles)
         ]
@@ -95,6 +97,8 @@ class State:
     def __repr__(self) -> str:
         c = self.config
         what = f"{c.method}/{c.exchange}, density {c.density:g}"
+        if c.momentum:
+            what += f", momentum {c.momentum:g}"
         if not self.opened:
             return f"{type(self).__name__}({what}, before its first step)"
         entries = sum(b.entries for b in self.bundles)
@@ -221,6 +225,7 @@ class State:
             value_error_db=self._value_error_db(),
             leaked=self._leaked(),
             skipped=int(self._skips) + int(skipped),
+            clipped=self._counts["clipped"] + sum(int(b.clipped) for b in self.bundles),
             bundles=len(self.bundles),
             memory_bytes=self.memory_bytes,
             dense={k[6:]: n for k, n in self._counts.items() if k.startswith("dense:")},
@@ -252,8 +257,8 @@ class State:
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's part: tensors, numbers and strings only, keyed by parameter name."""
-        return checkpoint.state_dict(self)
+        return packing.state_dict(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken, by the same rank of a run of the same size."""
-        checkpoint.load_state_dict(self, state)
+        packing.load_state_dict(self, state)

@@ -15,8 +15,9 @@ class Stats:
     value_error_db: energy that rounding the values took from the messages, relative to theirs, in
     decibels; None where nothing was rounded. skipped: steps that the optimiser did not take.
     leaked: energy that an exchange exempt from the law lost of what this rank chose, over all that
-    it chose; None for all others. dense: why bundles were sent whole, and how often.
-    bundles, memory_bytes: how the model was cut, and what that holds in memory.
+    it chose; None for all others. clipped: how often a bundle's gradient was clipped. dense: why
+    bundles were sent whole, and how often. bundles, memory_bytes: how the model was cut, and what
+    that holds in memory.
     """
 
     steps: int
@@ -28,6 +29,7 @@ class Stats:
     value_error_db: float | None = None
     leaked: float | None = None
     skipped: int = 0
+    clipped: int = 0
     bundles: int = 0
     memory_bytes: int = 0
     dense: dict[str, int] = field(default_factory=dict)

@@ -79,23 +79,30 @@ class Scan:
 class Memory(dict[str, Tensor]):
     """What a method remembers of one bundle between steps, and for whom it works.
 
-    The tensors are checkpointed; `rank` and `bundle` are not state, they say who is asking.
+    The tensors are checkpointed; `rank`, `bundle` and `ranks`, the number of workers, are not
+    state, they say who is asking.
     """
 
-    def __init__(self, rank: int = 0, bundle: int = 0) -> None:
+    def __init__(self, rank: int = 0, bundle: int = 0, ranks: int = 1) -> None:
         super().__init__()
         self.rank = rank
         self.bundle = bundle
+        self.ranks = ranks
+        self.offsets = [0]
+        """Where each parameter begins."""
+        self.fixed: dict[str, Tensor] = {}
+        """What a method derives from the layout and the number of workers; not checkpointed."""
         self._ends: Tensor | None = None
 
     def lay_out(self, slots: Sequence["Slot"], device: torch.device) -> None:
-        """Note where the padding between the slots is."""
+        """Note where the slots are, and the padding between them."""
         ends, shifts, total = [], [], 0
         for slot in slots:
             shifts.append(slot.offset - total)
             total += slot.numel
             ends.append(total)
         self.entries = total
+        self.offsets = [slot.offset for slot in slots]
         self._ends = torch.tensor(ends, device=device)
         self._shifts = torch.tensor(shifts, device=device)
 
@@ -116,14 +123,15 @@ class Delivered:
 
     `indices` None means every entry, `values` None just as it was. `ok` (0-d bool) is False where
     some rank was not finite: then nothing was delivered, and the step counts as skipped. `loss` is
-    what rounding the mean into the gradient's dtype took away. `forget`: without error feedback
-    nothing stays, also of a step that was skipped.
+    what rounding the mean into the gradient's dtype took away. `masked` is where momentum ends.
+    `forget`: without error feedback nothing stays, also of a step that was skipped.
     """
 
     ok: Tensor
     indices: Tensor | None = None
     values: Tensor | None = None
     loss: Tensor | None = None
+    masked: Tensor | None = None
     forget: bool = False
 
 

@@ -16,6 +16,7 @@ def test_defaults_and_names():
     assert (Config().method, Config().exchange) == ("topk", "allgather")
     assert Config(method="dense").exchange == "dense"
     assert Config(method="topk/dense").exchange == "dense"
+    assert Config(method="exdyna").exchange == "union"
     assert Config(dense="*.bias").dense == ("*.bias",)
     json.dumps(Config(method="randk", options={"seed": 3}, warmup=(0.1,), warmup_steps=1).asdict())
 
@@ -44,9 +45,25 @@ def test_fields_on_top_of_a_config():
         ({"values": "bf61"}, "unknown value encoding 'bf61'. Did you mean 'bf16'"),
         ({"values": "bf16", "exchange": "dense"}, "has no effect on exchange 'dense'"),
         ({"values": "int8", "exchange": "union"}, "fp32 or bf16, not 'int8'"),
+        ({"method": "micro/allgather"}, "'micro' works with exchange 'union' only.*'allgather'"),
+        ({"method": "deft", "values": "int8"}, "fp32 or bf16, not 'int8'"),
         ({"method": "randk/union", "unbiased": True}, "use exchange='allgather'"),
         ({"indices": "common"}, "chosen by methods"),
         ({"options": {"seed": 1}}, "topk/allgather has no option 'seed'; there is one of randk"),
+        (
+            {"momentum": 1.0},
+            r"momentum must be in \[0, 1\), got 1.0. It takes the place of the opt",
+        ),
+        ({"momentum": "0.9"}, r"momentum must be in \[0, 1\), got '0.9'"),
+        (
+            {"nesterov": True},
+            "nesterov=True has no effect without momentum: give e.g. momentum=0.9",
+        ),
+        ({"masking": False}, "masking=False has no effect without momentum"),
+        ({"momentum": 0.9, "masking": 1}, "masking must be True or False, got 1"),
+        ({"clip": -1.0}, r"clip must be a number of at least 0 \(0 is never\), got -1.0"),
+        ({"recipe": "dcg"}, "unknown recipe 'dcg'. Did you mean 'dgc'"),
+        ({"recipe": "dgc"}, "warmup needs warmup_steps"),
         ({"dense_steps": -1}, "dense_steps must be a whole number of at least 0, got -1"),
         ({"bundle_mb": 0}, "bundle_mb must be a number above 0, got 0"),
         ({"timeout": float("inf")}, "timeout must be a number above 0, got inf"),
@@ -60,6 +77,14 @@ def test_bad_fields(fields, message):
 def test_config_must_be_one():
     with pytest.raises(ValueError, match=r"config must be a gradwire.Config, got dict"):
         gradwire.VirtualCluster(2, {"density": 0.1}, density=0.1)
+
+
+def test_a_recipe_is_fields_that_others_override():
+    config = configure(Config(values="bf16"), {"recipe": "dgc", "warmup_steps": 5, "density": 0.01})
+    assert config.warmup == (0.25, 0.0625, 0.015625, 0.004)
+    assert (config.density, config.momentum, config.masking) == (0.01, 0.9, True)
+    assert (config.values, config.method) == ("bf16", "topk")
+    assert configure(None, {"recipe": "dgc", "warmup_steps": 5}).density == 0.001
 
 
 def test_options_from_texts():

@@ -1,12 +1,14 @@
 """One bundle's state: its residual, what its method remembers, what it has just delivered."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gradwire import kernels
 from gradwire.accumulate.layout import size_of
+from gradwire.accumulate.momentum import Correction, clip_factor
 from gradwire.kernels.backend import uses_triton
 from gradwire.kernels.edge import Edge
 from gradwire.kernels.scan import Piece
@@ -22,7 +24,15 @@ class Bundle:
     """
 
     def __init__(
-        self, slots: Sequence[Slot], device: torch.device, *, rank: int, index: int, dense: bool
+        self,
+        slots: Sequence[Slot],
+        device: torch.device,
+        *,
+        rank: int,
+        index: int,
+        dense: bool,
+        ranks: int = 1,
+        correction: Correction = Correction(),
     ) -> None:
         self.slots = list(slots)
         self.index = index
@@ -31,7 +41,10 @@ class Bundle:
         self.entries = sum(slot.numel for slot in slots)
         self.dtype = slots[0].dtype
         self.buffer = torch.zeros(self.size + 1, device=device)
-        self.memory = Memory(rank, index)
+        self.correction = correction
+        self.velocity = torch.zeros_like(self.buffer) if correction.momentum else None
+        """Momentum, with a spare entry as the buffer has."""
+        self.memory = Memory(rank, index, ranks)
         self.memory.lay_out(slots, device)
         self.delivered: Delivered | None = None
         self.held: list[tuple[int, Tensor]] = []
@@ -39,14 +52,21 @@ class Bundle:
         """gradient + residual, the spare entry left out."""
         self.energy = torch.zeros(2, dtype=torch.float64, device=device)
         self.leaked = torch.zeros(2, dtype=torch.float64, device=device)
+        self.clipped = torch.zeros((), dtype=torch.int64, device=device)
         self._maxima = torch.zeros(0, device=device)
         self._edge = Edge(device) if uses_triton(device) else None
+
+    @property
+    def masks(self) -> bool:
+        """Whether momentum ends where something was delivered."""
+        return self.velocity is not None and self.correction.masking
 
     @property
     def nbytes(self) -> int:
         """Memory this bundle holds on to."""
         loss = 0 if self.dtype == torch.float32 else self.buffer.nbytes
-        return self.buffer.nbytes + self._maxima.nbytes + loss
+        velocity = 0 if self.velocity is None else self.velocity.nbytes
+        return self.buffer.nbytes + velocity + self._maxima.nbytes + loss
 
     def accumulate(
         self,
@@ -58,6 +78,7 @@ class Bundle:
     ) -> Scan:
         """u = gradient + residual, in place; first settles the last step unless it was skipped.
 
+        With momentum correction the residual takes in the momentum instead of the gradient.
         The residual of `unused` parameters is put aside until the step is settled: DDP throws away
         what is delivered to them.
         """
@@ -71,8 +92,11 @@ class Bundle:
         if maxima is not None and unused:
             # No piece covers these slots: their groups must not keep the maxima of an earlier step.
             maxima.zero_()
+        if self.correction.clip and pieces:
+            unscale, clipped = clip_factor(pieces, self.correction.clip, self.memory.ranks, unscale)
+            self.clipped += clipped
         sent = (self._edge, skipped) if cleared else ()
-        finite = kernels.scan(self.u, pieces, maxima, group or ALIGN, unscale, *sent)
+        finite = self._scan(pieces, maxima, group or ALIGN, unscale, *sent)
         return Scan(finite, maxima, group, self._edge)
 
     def _clears(self, unused: Sequence[Slot]) -> bool:
@@ -80,7 +104,22 @@ class Bundle:
         sent, edge = self.delivered, self._edge
         if edge is None or sent is None or sent.loss is not None or self.held or unused:
             return False
-        return edge.explains(sent.indices, sent.values)
+        return self.velocity is None and edge.explains(sent.indices, sent.values)
+
+    def _scan(
+        self,
+        pieces: Sequence[Piece],
+        maxima: Tensor | None,
+        group: int,
+        unscale: Tensor | None,
+        *sent: Any,
+    ) -> Tensor:
+        if self.velocity is None:
+            return kernels.scan(self.u, pieces, maxima, group, unscale, *sent)
+        velocity, rule = self.velocity[: self.size], self.correction
+        return kernels.momentum(
+            self.u, velocity, pieces, maxima, group, rule.momentum, unscale, rule.nesterov
+        )
 
     def _maxima_of(self, group: int) -> Tensor:
         """Made when first needed: only then is the size of a group known."""
@@ -101,9 +140,14 @@ class Bundle:
         self.energy.addcmul_(norms, norms)
 
     def settle(self, skipped: Tensor) -> None:
-        """residual = u - delivered + rounding loss; with `skipped` (0-d bool) it stays u."""
+        """residual = u - delivered + rounding loss; with `skipped` (0-d bool) it stays u.
+
+        Likewise the momentum, of which nothing is masked by a step that did not happen.
+        """
         if self.delivered is not None:
             _settle(self.buffer, self.delivered, self.held, skipped)
+            if self.velocity is not None:
+                _mask(self.velocity, self.delivered, skipped)
             self.delivered = None
             self.held = []
 
@@ -112,6 +156,14 @@ class Bundle:
         out = self.buffer.clone()
         if self.delivered is not None:
             _settle(out, self.delivered, self.held, skipped)
+        return out[: self.size]
+
+    def momentum(self, skipped: Tensor) -> Tensor:
+        """A copy of the momentum as the next step will find it."""
+        assert self.velocity is not None, "there is no momentum correction"
+        out = self.velocity.clone()
+        if self.delivered is not None:
+            _mask(out, self.delivered, skipped)
         return out[: self.size]
 
     def view(self, flat: Tensor, slot: Slot) -> Tensor:
@@ -137,3 +189,8 @@ def _settle(
         buffer[-1:].zero_()
     for offset, kept in held:
         buffer[offset : offset + kept.numel()] = kept
+
+
+def _mask(velocity: Tensor, delivered: Delivered, skipped: Tensor) -> None:
+    if delivered.masked is not None:
+        kernels.settle(velocity, delivered.masked, velocity[delivered.masked], skipped)

@@ -82,6 +82,9 @@ LrDrop = Annotated[
 Momentum = Annotated[
     float | None, option("--momentum", panel=WHAT, default=Options.momentum, help="SGD's momentum.")
 ]
+Nesterov = Annotated[
+    bool | None, option("--nesterov", panel=WHAT, help="Nesterov's momentum instead of the usual.")
+]
 WeightDecay = Annotated[
     float | None,
     option("--weight-decay", panel=WHAT, default=Options.weight_decay, help="SGD's weight decay."),
@@ -172,7 +175,8 @@ Warmup = Annotated[
         "--warmup",
         panel=HOW,
         metavar="DENSITY,...",
-        help="Densities to go through before --density, e.g. 0.25,0.06.",
+        help="Densities to go through before --density; those of Deep Gradient Compression are "
+        "0.25,0.0625,0.015625,0.004.",
     ),
 ]
 WarmupSteps = Annotated[
@@ -182,6 +186,33 @@ WarmupSteps = Annotated[
         panel=HOW,
         default=Options.warmup_steps,
         help="Steps at each of the --warmup densities.",
+    ),
+]
+MomentumCorrection = Annotated[
+    bool | None,
+    option(
+        "--momentum-correction",
+        panel=HOW,
+        help="Apply --momentum to each worker's gradients before they are chosen (Deep Gradient "
+        "Compression), and none in SGD.",
+    ),
+]
+Masking = Annotated[
+    bool | None,
+    option(
+        "--masking/--no-masking",
+        panel=HOW,
+        default="masking",
+        help="With --momentum-correction: forget the momentum of what was sent.",
+    ),
+]
+Clip = Annotated[
+    float | None,
+    option(
+        "--clip",
+        panel=HOW,
+        help="The most that the L2 norm of the mean gradient should be; each worker clips its own "
+        "at this / sqrt(workers). Default: never.",
     ),
 ]
 KeepDense = Annotated[

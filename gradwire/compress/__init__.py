@@ -11,17 +11,21 @@ from typing import Any
 
 from gradwire.compress.bisect import MOST, bisect
 from gradwire.compress.chunked import check_chunked, chunked, chunked_room
+from gradwire.compress.deft import deft, deft_learns
 from gradwire.compress.dense import dense
 from gradwire.compress.dgc import check_dgc, dgc
 from gradwire.compress.estimate import check_capacity, room
+from gradwire.compress.exdyna import exdyna, exdyna_learns
 from gradwire.compress.gaussiank import check_gaussiank, gaussiank, gaussiank_room
+from gradwire.compress.micro import micro, micro_learns
 from gradwire.compress.mstopk import mstopk
+from gradwire.compress.partition import share
 from gradwire.compress.randk import check_randk, keeps_rest, randk
 from gradwire.compress.sidco import sidco
 from gradwire.compress.threshold import check_threshold, threshold
 from gradwire.compress.topk import topk
 from gradwire.compress.trimmed import trimmed
-from gradwire.types import Sparse
+from gradwire.types import Memory, Sparse
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,12 @@ class Method:
     run: Callable[..., Sparse]
     common: Callable[[Mapping[str, Any]], bool] = lambda options: False
     """Whether every rank chooses the same indices, which then do not travel."""
+    exchange: str = ""
+    """The only exchange it works with, if there is one."""
+    share: Callable[[int, int, int], int] = lambda k, size, ranks: k
+    """(k, size, ranks) -> entries one worker's message has room for."""
+    learns: Callable[[Memory, Sparse, int], None] | None = None
+    """(memory, agreed, k): takes note of the entries that all workers agreed on."""
     capacity: Callable[[int, int, Mapping[str, Any]], int] = lambda k, size, options: k
     """(k, size, all options) -> the most entries it chooses, for which a message has room."""
     feedback: Callable[[Mapping[str, Any]], bool] = lambda options: True
@@ -79,6 +89,9 @@ METHODS: dict[str, Method] = {
             feedback=keeps_rest,
             check=check_randk,
         ),
+        Method(micro, exchange="union", share=share, learns=micro_learns),
+        Method(exdyna, exchange="union", share=share, learns=exdyna_learns),
+        Method(deft, exchange="union", share=share, learns=deft_learns),
         Method(dense, common=lambda options: True),
     )
 }

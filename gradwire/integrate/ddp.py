@@ -37,7 +37,8 @@ class Wire(State):
     def detach(self) -> None:
         """The next step sends everything that is kept; later ones are plain dense all-reduce.
 
-        Call it on every rank. Afterwards the model can be attached again.
+        Call it on every rank. Afterwards the model can be attached again. Momentum correction ends
+        with the wire: from then on the optimiser needs its own momentum.
         """
         self.flush()
         self.detaching = True
@@ -62,7 +63,9 @@ def attach(
 
     A collective call: every rank's configuration and parameters are compared, and a difference is
     an error on all of them. `scaler` is the GradScaler, if there is one. The fields are Config's.
-    The residuals take 4 bytes a parameter (8 for bf16 and fp16 ones).
+    The residuals take 4 bytes a parameter (8 for bf16 and fp16 ones), momentum correction 4 more.
+    With `momentum` the optimiser must have none of its own, which attach does not see: momentum
+    would act twice.
     """
     module = unwrap(ddp)
     refuse_unsupported(module)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.backend import uses_triton
+from gradwire.kernels.momentum_cpu import momentum_cpu
 from gradwire.kernels.momentum_torch import momentum_torch
 from gradwire.kernels.pieces import Piece
 
@@ -19,17 +20,19 @@ def momentum(
     group: int,
     factor: float,
     unscale: Tensor | None = None,
+    nesterov: bool = False,
 ) -> Tensor:
     """As `scan`, but velocity = factor * velocity + gradient, and residual += velocity, in place.
 
+    With `nesterov`: velocity = factor * (velocity + gradient), residual += velocity + gradient.
     Momentum correction of Lin et al. (2018): what waits in the residual is the sum of velocities,
     so an entry that is sent late has the momentum it would have had. velocity: fp32, as long as
-    the residual; `pieces` cover all of both. An entry whose velocity or sum is not finite keeps
-    both as they were.
+    the residual; what no piece covers stays as it is. An entry whose velocity or sum is not finite
+    keeps both as they were.
     Moves 20 bytes an entry for fp32 gradients.
     """
     version = _version(residual.device)
-    return version(residual, velocity, pieces, maxima, group, factor, unscale)
+    return version(residual, velocity, pieces, maxima, group, factor, unscale, nesterov)
 
 
 @functools.cache
@@ -38,4 +41,4 @@ def _version(device: torch.device) -> Callable[..., Tensor]:
         from gradwire.kernels.momentum_triton import momentum_triton
 
         return momentum_triton
-    return momentum_torch
+    return momentum_cpu if device.type == "cpu" else momentum_torch

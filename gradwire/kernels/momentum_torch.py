@@ -16,6 +16,7 @@ def momentum_torch(
     group: int,
     factor: float,
     unscale: Tensor | None = None,
+    nesterov: bool = False,
 ) -> Tensor:
     """See `momentum`."""
     finite = torch.ones((), dtype=torch.bool, device=residual.device)
@@ -23,8 +24,8 @@ def momentum_torch(
         there = slice(place, place + gradient.numel())
         kept, speed = residual[there], velocity[there]
         given = gradient.float() if unscale is None else gradient.float() * unscale
-        faster = speed * factor + given
-        u = kept + faster
+        faster = (speed + given) * factor if nesterov else speed * factor + given
+        u = kept + (faster + given if nesterov else faster)
         good = torch.isfinite(faster) & torch.isfinite(u)
         finite = finite & good.all()
         speed.copy_(torch.where(good, faster, speed))

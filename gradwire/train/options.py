@@ -32,12 +32,16 @@ class Options:
     dense_steps: int = 0
     warmup: tuple[float, ...] = ()
     warmup_steps: int = 0
+    momentum_correction: bool = False
+    masking: bool = True
+    clip: float = 0.0
     keep_dense: tuple[str, ...] = ()
     workers: int
     epochs: int
     batch: int
     lr: float
     momentum: float = 0.9
+    nesterov: bool = False
     weight_decay: float = 0.0
     lr_drop: tuple[int, ...] = ()
     seed: int = 0
@@ -58,6 +62,10 @@ class Options:
             raise ConfigError(f"lr must be above 0, got {self.lr}.")
         if self.momentum >= 1:
             raise ConfigError(f"momentum must be in [0, 1), got {self.momentum}.")
+        if self.nesterov and not self.momentum:
+            raise ConfigError("nesterov needs a momentum above 0, got 0.")
+        if not self.masking and not self.momentum_correction:
+            raise ConfigError("masking can only be left out with momentum_correction.")
         if list(self.lr_drop) != sorted(set(self.lr_drop)) or min(self.lr_drop, default=1) < 1:
             raise ConfigError(f"lr_drop must be rising epochs from 1 on, got {self.lr_drop}.")
         if self.device not in ("cpu", "cuda"):
@@ -79,7 +87,18 @@ class Options:
             dense_steps=self.dense_steps,
             warmup=self.warmup,
             warmup_steps=self.warmup_steps,
+            clip=self.clip,
+            **(self._momentum | {"masking": self.masking} if self.momentum_correction else {}),
         )
+
+    @property
+    def _momentum(self) -> dict[str, Any]:
+        return {"momentum": self.momentum, "nesterov": self.nesterov}
+
+    @property
+    def sgd_momentum(self) -> dict[str, Any]:
+        """SGD's share: nothing when the momentum is in the gradients."""
+        return {} if self.momentum_correction else self._momentum
 
     def against(self, name: str) -> "Options":
         """The same run with another "method" or "method/exchange"."""
@@ -92,6 +111,7 @@ class Options:
         if name.partition("/")[0] == "dense":
             other |= {"values": "fp32", "rounding": "nearest"}
             other |= {"dense_steps": 0, "warmup": (), "warmup_steps": 0}
+            other |= {"momentum_correction": False, "masking": True, "clip": 0.0}
         return dataclasses.replace(self, **other)
 
     @property
@@ -106,6 +126,7 @@ class Options:
             return "dense"
         usual = ("fp32", "int32", "nearest")
         codes = [c for c in (self.values, self.indices, self.rounding) if c not in usual]
+        codes += ["momentum correction"] * self.momentum_correction
         return ", ".join([f"{self.method}/{self.exchange} at {100 * self.density:g} %", *codes])
 
     def lr_at(self, epoch: int) -> float:

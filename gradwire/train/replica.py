@@ -18,7 +18,7 @@ from gradwire.train.place import Place
 
 
 class Replica:
-    """The model under DDP, SGD with momentum, and gradwire attached (collective).
+    """The model under DDP, SGD, and gradwire attached (collective).
 
     `saved` is a checkpoint's content, from `folder`; without it the weights come from the seed.
     """
@@ -35,8 +35,8 @@ class Replica:
         self.optimizer = torch.optim.SGD(
             self.ddp.parameters(),
             lr=options.lr,
-            momentum=options.momentum,
             weight_decay=options.weight_decay,
+            **options.sgd_momentum,
         )
         self.wire = gradwire.attach(self.ddp, options.config())
         if saved is not None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import gradwire
 from gradwire.accumulate.schedule import entries
 from gradwire.cluster.virtual import VirtualRanks
+from gradwire.compress import METHODS
 from gradwire.exchange import EXCHANGES
 from tests.exchange.cases import allowed, options
 
@@ -19,7 +20,7 @@ ALSO = [("allgather", "fp32"), ("allgather", "int4"), ("union", "fp32"), ("gtopk
 CASES = [
     (method, exchange, values)
     for method, exchange, values in allowed()
-    if method in COMBINED or (exchange, values) in ALSO
+    if METHODS[method].exchange or method in COMBINED or (exchange, values) in ALSO
 ]
 
 

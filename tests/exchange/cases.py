@@ -22,6 +22,7 @@ def allowed(methods=METHODS):
         for method, name, values in itertools.product(methods, EXCHANGES, VALUES)
         if values in EXCHANGES[name].values
         and (method in ("topk", "dense") or not EXCHANGES[name].chooses)
+        and METHODS[method].exchange in ("", name)
     ]
 
 

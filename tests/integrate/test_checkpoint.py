@@ -52,6 +52,9 @@ CASES = {
     "randk, own seeds": {"method": "randk", "options": {"shared": False}, "density": 0.02},
     "bf16 values": {"values": "bf16"},
     "bf16 parameters": {"dtype": torch.bfloat16},
+    "momentum": {"momentum": 0.9, "nesterov": True, "clip": 0.5},
+    "exdyna": {"method": "exdyna", "density": 0.05},
+    "deft": {"method": "deft", "density": 0.05, "momentum": 0.9},
     "warm-up": {"dense_steps": 2, "warmup": (0.1, 0.05), "warmup_steps": 2},
 }
 
@@ -72,34 +75,88 @@ def test_other_bundles_and_buckets_after_loading(ranks, tmp_path):
     assert [w[0] for w in whole] == [p[0] for p in parts]
 
 
-def saved(rank, folder):
-    ddp, wire = models.wrapped()
+def kept(wire):
+    """Residual and momentum of every parameter."""
+    skipped, out = wire.was_skipped(), {}
+    for bundle in wire.bundles:
+        for slot in bundle.slots:
+            out[slot.name] = wire.residual(slot.name)
+            if bundle.velocity is not None:
+                out[f"m of {slot.name}"] = bundle.view(bundle.momentum(skipped), slot).clone()
+    return out
+
+
+def saved(rank, folder, **fields):
+    ddp, wire = models.wrapped(**fields)
     models.train(ddp, rank, 3)
     gradwire.save(wire, folder)
-    total = {n: wire.residual(n) for n, _ in ddp.module.named_parameters()}
+    total = kept(wire)
     wire.close()
     return total
 
 
-def loaded(rank, folder):
-    ddp, wire = models.wrapped(seed=5)
+def saved_with_momentum(rank, folder):
+    return saved(rank, folder, momentum=0.9)
+
+
+def loaded(rank, folder, **fields):
+    ddp, wire = models.wrapped(seed=5, **fields)
     gradwire.load(wire, folder)
-    total = {n: wire.residual(n) for n, _ in ddp.module.named_parameters()}
+    total = kept(wire)
     models.train(ddp, rank, 2)
     wire.close()
     return total, models.flat(ddp).numpy().tobytes()
 
 
+def loaded_with_momentum(rank, folder):
+    return loaded(rank, folder, momentum=0.9, bundle_mb=1.0)
+
+
+def saved_in_parts(rank, folder):
+    return saved(rank, folder, method="exdyna", density=0.05)
+
+
+def loaded_in_parts(rank, folder):
+    return loaded(rank, folder, method="exdyna", density=0.05)
+
+
+@pytest.mark.parametrize(
+    ("save", "load", "parts"),
+    [
+        (saved, loaded, 6),
+        (saved_with_momentum, loaded_with_momentum, 12),
+        (saved_in_parts, loaded_in_parts, 6),
+    ],
+    ids=["residual", "momentum", "exdyna"],
+)
 @pytest.mark.parametrize(("old", "new"), [(4, 2), (2, 3)])
-def test_another_world_size_keeps_the_mean(ranks, tmp_path, old, new):
-    before = ranks.run(old, saved, str(tmp_path))
-    after = ranks.run(new, loaded, str(tmp_path))
+def test_another_world_size_keeps_the_mean(ranks, tmp_path, old, new, save, load, parts):
+    before = ranks.run(old, save, str(tmp_path))
+    after = ranks.run(new, load, str(tmp_path))
     assert len({p for _, p in after}) == 1
+    assert len(before[0]) == parts
     for name in before[0]:
-        kept = torch.stack([part[name] for part in before]).double().mean(0)
+        then = torch.stack([part[name] for part in before]).double().mean(0)
         now = torch.stack([part[name] for part, _ in after]).double().mean(0)
-        assert kept.norm() > 0
-        torch.testing.assert_close(now, kept, rtol=1e-6, atol=1e-9)
+        assert then.norm() > 0
+        torch.testing.assert_close(now, then, rtol=1e-6, atol=1e-9)
+
+
+def test_momentum_is_not_dropped_on_loading():
+    """A state with momentum needs a wire with momentum; the other way round it starts at rest."""
+    g = [torch.randn(100) for _ in range(2)]
+    plain, heavy = (gradwire.VirtualCluster(2, density=0.1, momentum=m) for m in (0.0, 0.9))
+    for cluster in (plain, heavy):
+        cluster.average(g)
+    with pytest.raises(StateError, match=r"momentum=0: attach with momentum=0\.9"):
+        plain.load_state_dict(heavy.state_dict())
+    wrong = heavy.state_dict()["workers"][0]
+    wrong["velocity"] = {"gradient": torch.zeros(99)}
+    with pytest.raises(StateError, match=r"velocity of 'gradient' has shape \(99,\)"):
+        heavy._states[0].load_state_dict(wrong)
+    heavy.load_state_dict(plain.state_dict())
+    assert float(heavy._states[0].bundles[0].velocity.norm()) == 0
+    assert torch.equal(heavy.residual(0), plain.residual(0))
 
 
 @pytest.fixture

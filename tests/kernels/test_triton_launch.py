@@ -69,10 +69,12 @@ def scan(pieces, maxima, group=32, unscale=None):
     scan_triton.scan_triton(residual, pieces, maxima, group, unscale)
 
 
-def momentum(pieces, maxima, group=32, unscale=None):
+def momentum(pieces, maxima, group=32, unscale=None, nesterov=False):
     residual = torch.zeros(8192, device=DEVICE)
     velocity = torch.zeros(8192, device=DEVICE)
-    momentum_triton.momentum_triton(residual, velocity, pieces, maxima, group, 0.9, unscale)
+    momentum_triton.momentum_triton(
+        residual, velocity, pieces, maxima, group, 0.9, unscale, nesterov
+    )
 
 
 @pytest.mark.parametrize(("module", "call"), [(scan_triton, scan), (momentum_triton, momentum)])
@@ -90,4 +92,6 @@ def test_whatever_changes_the_code_changes_the_key(module, call, monkeypatch):
     call([(0, whole)], maxima, unscale=one)
     call([(0, whole[:64]), (128, whole[64:200])], maxima)
     call([(0, shifted[:64]), (128, shifted[64:200])], maxima)
-    assert len(set(keys)) == len(keys) == 8
+    if call is momentum:
+        call([(0, whole)], maxima, nesterov=True)
+    assert len(set(keys)) == len(keys) == (9 if call is momentum else 8)

@@ -108,7 +108,7 @@ def test_momentum_equals_reference(layout, bad):
     residual, pieces = problem(layout, FP32, bad=bad)
     velocity = residual.flip(0).clone()
     unscale = torch.tensor(0.25, device=DEVICE)
-    for maxima, more in ((True, ()), (False, (unscale,))):
+    for maxima, more in ((True, ()), (False, (unscale,)), (True, (unscale, True))):
         finite = both(
             momentum_torch, momentum_triton, residual, pieces, 32, maxima, 0.9, *more,
             velocity=velocity,

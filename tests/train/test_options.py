@@ -37,6 +37,9 @@ def test_a_method_may_name_its_exchange():
         ({"lr": 0.0}, "lr must be above 0"),
         ({"lr": float("nan")}, "lr must be above 0"),
         ({"momentum": 1.0}, r"momentum must be in \[0, 1\)"),
+        ({"nesterov": True, "momentum": 0.0}, "nesterov needs a momentum above 0"),
+        ({"masking": False}, "masking can only be left out with momentum_correction"),
+        ({"clip": -1.0}, "clip must be a number of at least 0"),
         ({"weight_decay": -0.1}, "weight_decay must be at least 0"),
         ({"lr_drop": (4, 2)}, "lr_drop must be rising epochs"),
         ({"device": "tpu"}, "unknown device 'tpu'"),
@@ -97,6 +100,21 @@ def test_a_comparison_keeps_the_options_that_the_other_has():
     assert options.against("topk/oktopk").method_options == ()
     assert options.against("topk").method_options == ()
     assert options.against("dense").method_options == ()
+
+
+def test_momentum_is_in_sgd_or_in_the_gradients():
+    plain = resolve({"momentum": 0.8, "nesterov": True})
+    assert (plain.config().momentum, plain.config().nesterov) == (0.0, False)
+    assert plain.sgd_momentum == {"momentum": 0.8, "nesterov": True}
+    given = {"momentum": 0.8, "nesterov": True, "momentum_correction": True, "clip": 2.0}
+    ours = resolve(given | {"masking": False})
+    config = ours.config()
+    assert (config.momentum, config.nesterov, config.masking, config.clip) == (0.8, True, False, 2)
+    assert ours.sgd_momentum == {}
+    assert ours.title.endswith("momentum correction")
+    dense = ours.against("dense")
+    assert dense.sgd_momentum == plain.sgd_momentum
+    assert (dense.config().momentum, dense.config().clip) == (0, 0)
 
 
 def test_the_learning_rate_drops_after_each_of_the_epochs():
