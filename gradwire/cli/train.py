@@ -28,6 +28,7 @@ EXAMPLES = """Examples:
 
 def train(
     model: opt.Model = None,
+    data: opt.Data = None,
     data_dir: opt.DataDir = None,
     epochs: opt.Epochs = None,
     batch: opt.Batch = None,
@@ -35,6 +36,7 @@ def train(
     lr_drop: opt.LrDrop = None,
     momentum: opt.Momentum = None,
     weight_decay: opt.WeightDecay = None,
+    clip: opt.Clip = None,
     seed: opt.Seed = None,
     method: opt.Method = None,
     method_options: opt.MethodOptions = None,
@@ -63,11 +65,12 @@ def train(
     NCCL. Ctrl-C saves a checkpoint and shows the command that goes on from there, bit for bit.
     """
     given: dict[str, Any] = {
-        "model": model, "data_dir": _absolute(data_dir), "epochs": epochs,
+        "model": model, "data": data, "data_dir": _absolute(data_dir), "epochs": epochs,
         "batch": batch, "lr": lr, "lr_drop": _numbers("--lr-drop", lr_drop, int),
-        "momentum": momentum, "weight_decay": weight_decay, "seed": seed, "method": method,
-        "density": density, "exchange": exchange, "values": values, "indices": indices,
-        "dense_steps": dense_steps, "method_options": tuple(method_options or ()) or None,
+        "momentum": momentum, "weight_decay": weight_decay, "clip": clip, "seed": seed,
+        "method": method, "density": density, "exchange": exchange, "values": values,
+        "indices": indices, "dense_steps": dense_steps,
+        "method_options": tuple(method_options or ()) or None,
         "warmup": _numbers("--warmup", warmup, float), "warmup_steps": warmup_steps,
         "keep_dense": tuple(keep_dense or ()) or None, "compare": tuple(compare or ()) or None,
         "workers": workers, "device": device, "log_every": log_every,

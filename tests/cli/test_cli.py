@@ -11,7 +11,7 @@ from gradwire import cli
 from gradwire.cli.app import app
 from gradwire.compress import METHODS
 from gradwire.exchange import EXCHANGES
-from gradwire.models import MODELS
+from gradwire.models import TRAINABLE
 from gradwire.train.options import Options
 from tests.report.runs import write_run
 
@@ -46,7 +46,7 @@ def test_the_help_of_train_teaches():
     assert "Examples:" in said
     assert said.count("gradwire train --") >= 3
     assert "torchrun --nproc-per-node" in said
-    for name in MODELS:
+    for name in TRAINABLE:
         assert name in said
     assert f"Default: {Options.density}." in said
 
