@@ -85,10 +85,10 @@ def _chart(runs: Sequence[Run], x: str, y: str) -> str:
             axes.plot(*points, color=colour, linewidth=1.6, marker=marker)
         _scale(axes.xaxis, axes.set_xscale, runs, x)
         _scale(axes.yaxis, axes.set_yscale, runs, y)
-        _dress(axes)
+        dress(axes, INK, FAINT)
         out = io.StringIO()
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
-    return _inline(out.getvalue())
+    return inline(out.getvalue())
 
 
 def _scale(
@@ -106,17 +106,17 @@ def _scale(
     axis.set_major_formatter(FuncFormatter(lambda value, _: WORDS[column](value)))
 
 
-def _dress(axes: "Axes") -> None:
+def dress(axes: "Axes", ink: str, faint: str) -> None:
     """A quiet grid and nothing else."""
-    axes.grid(True, color=FAINT, linewidth=0.6)
+    axes.grid(True, color=faint, linewidth=0.6)
     axes.set_axisbelow(True)
     for side in axes.spines.values():
         side.set_visible(False)
-    axes.tick_params(which="both", colors=INK, length=0, labelsize=9)
+    axes.tick_params(which="both", colors=ink, length=0, labelsize=9)
     axes.minorticks_off()
 
 
-def _inline(svg: str) -> str:
+def inline(svg: str) -> str:
     """The `<svg>` element alone, its ink the page's."""
     svg = svg[svg.index("<svg") :]
     return svg.replace(INK, "currentColor").replace(FAINT, "var(--line)")

@@ -1,0 +1,80 @@
+"""What a study is: cells to measure, each giving rows, and a page made of all rows."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from gradwire.report.chart import Chart
+
+Cell = dict[str, Any]
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a study is run. `small` is for a CPU and two minutes, with embedded data."""
+
+    small: bool = False
+    data_dir: str | None = None
+    device: str = "cpu"
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Table:
+    """Numbers for people; `note` says what is ours and what the paper's."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Page:
+    """What came out: one honest sentence or two, tables, pictures."""
+
+    says: str
+    tables: Sequence[Table] = ()
+    charts: Sequence[Chart] = ()
+
+
+@dataclass(frozen=True)
+class Study:
+    """One question of the papers.
+
+    `cells` lists what is measured: plain JSON values, a cell that is done is not measured again.
+    `measure` gives a cell's rows. `page` needs nothing but the rows.
+    """
+
+    name: str
+    title: str
+    figures: str
+    cells: Callable[[Settings], list[Cell]]
+    measure: Callable[[Settings, Cell], list[Row]]
+    page: Callable[[Sequence[Row]], Page]
+    files: Sequence[str] = field(default=())
+    """Data sets that the full study reads from --data-dir."""
+
+
+def listed(names: Iterable[str]) -> str:
+    """ "a, b and c"; "none" where there is none."""
+    found = list(names)
+    if len(found) < 2:
+        return found[0] if found else "none"
+    return f"{', '.join(found[:-1])} and {found[-1]}"
+
+
+@contextmanager
+def one_thread(settings: Settings) -> Iterator[None]:
+    """On CPU the small networks are faster so, and the numbers do not depend on the cores."""
+    before = torch.get_num_threads()
+    if settings.device == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
