@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gradwire.report.curves import COLOURS, FAINT, INK, dress, inline
 
 if TYPE_CHECKING:
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 STYLES: dict[str, dict[str, Any]] = {
@@ -92,8 +93,12 @@ def _draw(chart: Chart, ink: str, faint: str) -> "Figure":
     for line in chart.lines:
         colour = line.colour or next(free)
         axes.plot(line.xs, line.ys, color=colour, label=line.label, **STYLES[line.style])
-    axes.set_xscale("log" if chart.log_x else "linear")
-    axes.set_yscale("log" if chart.log_y else "linear")
+    if chart.log_x:
+        axes.set_xscale("log")
+        _ticks(axes.xaxis, [x for line in chart.lines for x in line.xs])
+    if chart.log_y:
+        axes.set_yscale("log")
+        _ticks(axes.yaxis, chart.y_range or [y for line in chart.lines for y in line.ys])
     if chart.y_range:
         axes.set_ylim(*chart.y_range)
     axes.set_xlabel(chart.x, fontsize=9, color=ink)
@@ -102,3 +107,14 @@ def _draw(chart: Chart, ink: str, faint: str) -> "Figure":
     if any(line.label for line in chart.lines):
         axes.legend(fontsize=7.5, frameon=False, labelcolor=ink)
     return figure
+
+
+def _ticks(axis: "Axis", values: Sequence[float]) -> None:
+    """Powers of ten, and 2 and 5 between them where there are few; plain numbers if they are."""
+    from matplotlib.ticker import LogFormatterSciNotation, LogLocator, StrMethodFormatter
+
+    seen = [v for v in values if v > 0]
+    low, high = min(seen), max(seen)
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 200 * low else (1.0,)))
+    plain = low >= 0.01 and high < 10_000
+    axis.set_major_formatter(StrMethodFormatter("{x:g}") if plain else LogFormatterSciNotation())

@@ -1,5 +1,7 @@
 """A crew: P virtual workers that train one copy of the weights, each with its own residual."""
 
+import time
+
 import torch
 from torch import Tensor, nn
 
@@ -39,6 +41,9 @@ class Crew:
         self.steps = 0
         self.gradients: list[Tensor] = []
         self.kept: list[Tensor] = []
+        self.update = torch.zeros(0)
+        self.compute_seconds = 0.0
+        """Forward and backward passes of all workers."""
 
     @property
     def epoch_steps(self) -> int:
@@ -59,17 +64,20 @@ class Crew:
         epoch, offset = divmod(self.steps, self.epoch_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = self.options.lr_at(epoch) if lr is None else lr
+        begin = time.perf_counter()
         self.gradients, losses = self._gradients(epoch, offset)
+        loss = float(torch.stack(losses).mean())
+        self.compute_seconds += time.perf_counter() - begin
         begun = self.steps > 0
         self.kept = [self.cluster.residual(r) if begun else torch.zeros(()) for r in watch]
-        update = self.cluster.average(self.gradients)
-        for parameter, part in zip(self.parameters, self._parts(update), strict=True):
+        self.update = self.cluster.average(self.gradients)
+        for parameter, part in zip(self.parameters, self._parts(self.update), strict=True):
             parameter.grad = part.view_as(parameter)
         if self.options.clip:
             nn.utils.clip_grad_norm_(self.parameters, self.options.clip)
         self.optimizer.step()
         self.steps += 1
-        return float(torch.stack(losses).mean())
+        return loss
 
     def u(self, worker: int = 0) -> Tensor:
         """gradient + residual of the `worker`-th of those that the last step watched."""

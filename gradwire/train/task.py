@@ -24,6 +24,7 @@ class Task:
     count: Callable[[nn.Module, Batch], Tensor]
     score: Callable[[Tensor], float]
     words: Callable[[float], str]
+    higher_is_better: bool = False
 
 
 def _share(sums: Tensor) -> float:
@@ -100,7 +101,9 @@ def edits(said: Sequence[int], wanted: Sequence[int]) -> int:
 
 
 TASKS = {
-    "classify": Task("test accuracy", "test_accuracy", _classify_loss, _right, _share, _percent),
+    "classify": Task(
+        "test accuracy", "test_accuracy", _classify_loss, _right, _share, _percent, True
+    ),
     "language": Task(
         "test perplexity",
         "test_perplexity",
