@@ -95,7 +95,7 @@ def _draw(chart: Chart, ink: str, faint: str) -> "Figure":
         axes.plot(line.xs, line.ys, color=colour, label=line.label, **STYLES[line.style])
     if chart.log_x:
         axes.set_xscale("log")
-        _ticks(axes.xaxis, [x for line in chart.lines for x in line.xs])
+        _ticks(axes.xaxis, [x for line in chart.lines for x in line.xs], few=8)
     if chart.log_y:
         axes.set_yscale("log")
         _ticks(axes.yaxis, chart.y_range or [y for line in chart.lines for y in line.ys])
@@ -109,12 +109,21 @@ def _draw(chart: Chart, ink: str, faint: str) -> "Figure":
     return figure
 
 
-def _ticks(axis: "Axis", values: Sequence[float]) -> None:
-    """Powers of ten, and 2 and 5 between them where there are few; plain numbers if they are."""
-    from matplotlib.ticker import LogFormatterSciNotation, LogLocator, StrMethodFormatter
+def _ticks(axis: "Axis", values: Sequence[float], few: int = 0) -> None:
+    """The values themselves where they are few, else powers of ten, with 2 and 5 if they span
+    little; plain numbers unless that is long."""
+    from matplotlib.ticker import (
+        FixedLocator,
+        LogFormatterSciNotation,
+        LogLocator,
+        StrMethodFormatter,
+    )
 
     seen = [v for v in values if v > 0]
     low, high = min(seen), max(seen)
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 200 * low else (1.0,)))
+    if len(set(seen)) <= few:
+        axis.set_major_locator(FixedLocator(sorted(set(seen))))
+    else:
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 200 * low else (1.0,)))
     plain = low >= 0.01 and high < 10_000
     axis.set_major_formatter(StrMethodFormatter("{x:g}") if plain else LogFormatterSciNotation())

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gradwire import data, models
 from gradwire.report.chart import GREY, Chart, Line
 from gradwire.study import theory
 from gradwire.study.crew import Crew
@@ -53,7 +52,7 @@ def trained(settings: Settings, model: str, steps: int) -> Tensor:
     """u of worker 1 of 4 after `steps` steps of top-k at 0.1 %."""
     given = {"model": model, "workers": 4, "density": 0.001, "seed": settings.seed}
     options = resolve(given | {"data_dir": settings.data_dir, "device": settings.device})
-    crew = Crew(options, data.load(options.data, options.data_dir, models.spec(model).shape))
+    crew = Crew.of(options)
     with one_thread(settings):
         for _ in range(steps):
             crew.step(watch=(0,))

@@ -2,25 +2,16 @@
 
 from collections.abc import Sequence
 
-from gradwire import data, models
 from gradwire.accumulate.schedule import entries
-from gradwire.compress import METHODS
-from gradwire.exchange import EXCHANGES
 from gradwire.report.chart import GREY, Chart, Line
 from gradwire.study.crew import Crew
-from gradwire.study.study import Cell, Page, Row, Settings, Study, Table, listed, one_thread
+from gradwire.study.study import Cell, Page, Row, Settings, Study, Table, listed, one_thread, there
 from gradwire.train.options import resolve
 
 DENSITY = 0.001
 WANTED = ("topk/allgather", "topk/union", "topk/gtopk", "dgc", "micro", "exdyna", "deft")
 WORKERS, SMALL_WORKERS = (2, 4, 8, 16, 32), (2, 4, 8, 16)
 STEPS, SMALL_STEPS = 400, 16
-
-
-def there(name: str) -> bool:
-    """Whether this version has the method and the exchange."""
-    method, _, exchange = name.partition("/")
-    return method in METHODS and (not exchange or exchange in EXCHANGES)
 
 
 def cells(settings: Settings) -> list[Cell]:
@@ -40,9 +31,7 @@ def measure(settings: Settings, cell: Cell) -> list[Row]:
     given = {"model": cell["model"], "method": cell["recipe"], "workers": cell["workers"]}
     given |= {"density": DENSITY, "seed": settings.seed, "device": settings.device, "batch": 8}
     options = resolve(given | {"data_dir": settings.data_dir})
-    crew = Crew(
-        options, data.load(options.data, options.data_dir, models.spec(options.model).shape)
-    )
+    crew = Crew.of(options)
     k, sent, rows = entries(DENSITY, crew.entries), 0.0, []
     with one_thread(settings):
         for step in range(1, cell["steps"] + 1):

@@ -5,13 +5,11 @@ from collections.abc import Sequence
 from statistics import mean, stdev
 from typing import Any
 
-from gradwire import data, models
-from gradwire.compress import METHODS
-from gradwire.exchange import EXCHANGES
+from gradwire import models
 from gradwire.report.chart import GREY, Chart, Line
 from gradwire.report.outcome import size
 from gradwire.study.crew import Crew
-from gradwire.study.study import Cell, Page, Row, Settings, Study, Table, listed, one_thread
+from gradwire.study.study import Cell, Page, Row, Settings, Study, Table, listed, one_thread, there
 from gradwire.train.options import Options, resolve
 from gradwire.train.task import TASKS, Task
 
@@ -38,12 +36,6 @@ PAPER = {
 """What the text says of CIFAR-10; Figures 1 and 6 have curves only."""
 
 
-def there(name: str) -> bool:
-    """Whether this version has the method and the exchange."""
-    method, _, exchange = name.partition("/")
-    return method in METHODS and (not exchange or exchange in EXCHANGES)
-
-
 def cells(settings: Settings) -> list[Cell]:
     """A training run each, seed by seed, so that a study that is stopped has pairs."""
     runs, seeds = (SMALL, SMALL_SEEDS) if settings.small else (RUNS, SEEDS)
@@ -68,7 +60,7 @@ def measure(settings: Settings, cell: Cell) -> list[Row]:
 
 def _train(options: Options, cell: Cell) -> list[Row]:
     spec = models.spec(options.model)
-    crew = Crew(options, data.load(options.data, options.data_dir, spec.shape))
+    crew = Crew.of(options)
     total, rows = options.epochs * crew.epoch_steps, []
     for epoch in range(1, options.epochs + 1):
         losses = [crew.step(options.lr * rate(crew.steps / total)) for _ in range(crew.epoch_steps)]

@@ -1,10 +1,12 @@
 """A crew: P virtual workers that train one copy of the weights, each with its own residual."""
 
 import time
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
 
+from gradwire import data as datasets
 from gradwire import models
 from gradwire.cluster.local import VirtualCluster
 from gradwire.data import Data, Shard, mix
@@ -44,6 +46,12 @@ class Crew:
         self.update = torch.zeros(0)
         self.compute_seconds = 0.0
         """Forward and backward passes of all workers."""
+
+    @classmethod
+    def of(cls, options: Options) -> "Crew":
+        """A crew on the data that the options name, which are read once."""
+        shape = models.spec(options.model).shape
+        return cls(options, _load(options.data, options.data_dir, shape))
 
     @property
     def epoch_steps(self) -> int:
@@ -115,3 +123,8 @@ class Crew:
 
     def _parts(self, flat: Tensor) -> tuple[Tensor, ...]:
         return flat.split([p.numel() for p in self.parameters])
+
+
+@lru_cache(maxsize=1)
+def _load(name: str, folder: str | None, shape: tuple[int, ...]) -> Data:
+    return datasets.load(name, folder, shape)

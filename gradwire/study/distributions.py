@@ -7,7 +7,7 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
-from gradwire import data, models
+from gradwire import models
 from gradwire.compress import METHODS
 from gradwire.report.chart import GREY, Chart, Line, shades
 from gradwire.study import theory
@@ -45,7 +45,7 @@ def measure(settings: Settings, cell: Cell) -> list[Row]:
     if settings.small and spec.task == "classify":
         given["batch"] = 8
     options = resolve(given | {"data_dir": settings.data_dir})
-    crew = Crew(options, data.load(options.data, options.data_dir, spec.shape))
+    crew = Crew.of(options)
     rows = []
     with one_thread(settings):
         for step in range(1, cell["last"] + 1):

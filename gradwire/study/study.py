@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from gradwire.compress import METHODS
+from gradwire.exchange import EXCHANGES
 from gradwire.report.chart import Chart
 
 Cell = dict[str, Any]
@@ -58,6 +60,12 @@ class Study:
     page: Callable[[Sequence[Row]], Page]
     files: Sequence[str] = field(default=())
     """Data sets that the full study reads from --data-dir."""
+
+
+def there(name: str) -> bool:
+    """Whether this version has "method" or "method/exchange"."""
+    method, _, exchange = name.partition("/")
+    return method in METHODS and (not exchange or exchange in EXCHANGES)
 
 
 def listed(names: Iterable[str]) -> str:
