@@ -54,7 +54,7 @@ class Chart:
 
 def shades(count: int) -> list[str]:
     """Colours from light to dark, for lines that follow one another."""
-    light, dark = (0x9E, 0xC5, 0xF4), (0x0B, 0x2E, 0x6B)
+    light, dark = (0xA9, 0xCB, 0xF5), (0x1F, 0x4F, 0xB5)
     steps = [i / max(1, count - 1) for i in range(count)]
     mixed = ([round(a + (b - a) * s) for a, b in zip(light, dark, strict=True)] for s in steps)
     return ["#{:02x}{:02x}{:02x}".format(*colour) for colour in mixed]

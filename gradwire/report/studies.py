@@ -13,6 +13,8 @@ from gradwire.study.folder import Folder, studies_in
 from gradwire.study.study import Page, Study, Table
 from gradwire.train.folder import REPORT
 
+SPACE = "section { margin-top: 56px; } section > pre { margin-top: 12px; }"
+
 
 def write_studies(out: Path) -> Path:
     """Writes `out`/report.html from the rows of every study there, and returns its path."""
@@ -27,7 +29,7 @@ def write_studies(out: Path) -> Path:
     html = (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>gradwire studies</title>\n<style>{STYLE}</style>\n</head>\n<body><main>\n"
+        f"<title>gradwire studies</title>\n<style>{STYLE}{SPACE}</style>\n</head>\n<body><main>\n"
         '<p class="kicker">gradwire &middot; the papers, measured again</p>\n'
         f'<ul class="legend">{links}</ul>\n{sections}\n</main></body>\n</html>\n'
     )

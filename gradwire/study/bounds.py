@@ -8,7 +8,7 @@ from torch import Tensor
 from gradwire.report.chart import GREY, Chart, Line
 from gradwire.study import theory
 from gradwire.study.crew import Crew
-from gradwire.study.study import Cell, Page, Row, Settings, Study, Table, listed, one_thread
+from gradwire.study.study import Cell, Page, Row, Settings, Study, Table, listed, repeatable
 from gradwire.train.options import resolve
 
 SIZE = 100_000
@@ -53,7 +53,7 @@ def trained(settings: Settings, model: str, steps: int) -> Tensor:
     given = {"model": model, "workers": 4, "density": 0.001, "seed": settings.seed}
     options = resolve(given | {"data_dir": settings.data_dir, "device": settings.device})
     crew = Crew.of(options)
-    with one_thread(settings):
+    with repeatable(settings):
         for _ in range(steps):
             crew.step(watch=(0,))
     return crew.u()

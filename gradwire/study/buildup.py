@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from gradwire.accumulate.schedule import entries
 from gradwire.report.chart import GREY, Chart, Line
 from gradwire.study.crew import Crew
-from gradwire.study.study import Cell, Page, Row, Settings, Study, Table, listed, one_thread, there
+from gradwire.study.study import Cell, Page, Row, Settings, Study, Table, listed, repeatable, there
 from gradwire.train.options import resolve
 
 DENSITY = 0.001
@@ -33,7 +33,7 @@ def measure(settings: Settings, cell: Cell) -> list[Row]:
     options = resolve(given | {"data_dir": settings.data_dir})
     crew = Crew.of(options)
     k, sent, rows = entries(DENSITY, crew.entries), 0.0, []
-    with one_thread(settings):
+    with repeatable(settings):
         for step in range(1, cell["steps"] + 1):
             crew.step()
             stats = crew.cluster.stats()

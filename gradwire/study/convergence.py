@@ -9,7 +9,7 @@ from gradwire import models
 from gradwire.report.chart import GREY, Chart, Line
 from gradwire.report.outcome import size
 from gradwire.study.crew import Crew
-from gradwire.study.study import Cell, Page, Row, Settings, Study, Table, listed, one_thread, there
+from gradwire.study.study import Cell, Page, Row, Settings, Study, Table, listed, repeatable, there
 from gradwire.train.options import Options, resolve
 from gradwire.train.task import TASKS, Task
 
@@ -54,7 +54,7 @@ def measure(settings: Settings, cell: Cell) -> list[Row]:
     given = (SMALL if settings.small else RUNS)[model] | {"model": model, "seed": cell["seed"]}
     given |= {"method": cell["recipe"], "workers": WORKERS, "density": DENSITY}
     options = resolve(given | {"data_dir": settings.data_dir, "device": settings.device})
-    with one_thread(settings):
+    with repeatable(settings):
         return _train(options, cell)
 
 

@@ -13,7 +13,7 @@ from gradwire.report.chart import GREY, Chart, Line, shades
 from gradwire.study import theory
 from gradwire.study.crew import Crew
 from gradwire.study.fit import shape
-from gradwire.study.study import Cell, Page, Row, Settings, Study, Table, listed, one_thread
+from gradwire.study.study import Cell, Page, Row, Settings, Study, Table, listed, repeatable
 from gradwire.train.options import resolve
 
 FIGURES = {"dense": "Figure 7", "topk": "Figure 2", "gaussiank": "Figure 8"}
@@ -47,7 +47,7 @@ def measure(settings: Settings, cell: Cell) -> list[Row]:
     options = resolve(given | {"data_dir": settings.data_dir})
     crew = Crew.of(options)
     rows = []
-    with one_thread(settings):
+    with repeatable(settings):
         for step in range(1, cell["last"] + 1):
             due = step % cell["every"] == 0
             crew.step(watch=(0,) if due else ())

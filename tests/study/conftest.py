@@ -1,10 +1,10 @@
 import pytest
 
-from gradwire.study.study import Settings, one_thread
+from gradwire.study.study import Settings, repeatable
 
 
 @pytest.fixture(autouse=True)
 def alone():
     """Small networks on busy cores are far slower with threads."""
-    with one_thread(Settings()):
+    with repeatable(Settings()):
         yield
