@@ -18,14 +18,15 @@ SPACE = "section { margin-top: 56px; } section > pre { margin-top: 12px; }"
 
 def write_studies(out: Path) -> Path:
     """Writes `out`/report.html from the rows of every study there, and returns its path."""
-    folders = [folder for folder in studies_in(out) if folder.rows()]
+    folders = {folder.name: folder for folder in studies_in(out) if folder.rows()}
     if not folders:
         raise ConfigError(f"{out} has no study with rows yet. Make one: gradwire study bounds")
-    for folder in folders:
-        if folder.name not in STUDIES:
-            raise unknown(f"study in {out}", folder.name, STUDIES)
-    sections = "\n".join(_section(STUDIES[f.name], f) for f in folders)
-    links = "".join(f'<li><a href="#{f.name}">{STUDIES[f.name].title}</a></li>' for f in folders)
+    for name in folders:
+        if name not in STUDIES:
+            raise unknown(f"study in {out}", name, STUDIES)
+    named = [name for name in STUDIES if name in folders]
+    sections = "\n".join(_section(STUDIES[name], folders[name]) for name in named)
+    links = "".join(f'<li><a href="#{name}">{STUDIES[name].title}</a></li>' for name in named)
     html = (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'

@@ -93,13 +93,17 @@ def _says(rows: Sequence[Row], runs: dict[tuple[str, str], list[Row]]) -> str:
         if method == "topk" and (model, "dense") in runs
     ]
     broken = sum(not all(row["holds"]) for row in rows)
+    ends = {m: sorted(run[-1]["tail"] for (_, n), run in runs.items() if n == m) for m in FIGURES}
     says = (
         f"Bell-shaped, as the paper says, but not normal: of {len(rows)} histograms a normal "
         f"distribution fits {normal} best, Laplace {best.count('Laplace')}, t {best.count('t')}; "
         f"the median kurtosis is {tails[len(tails) // 2]:.0f} (normal: 3). "
     )
     if wider:
-        says += f"Top-k makes u {min(wider):.1f} to {max(wider):.1f} times wider than dense. "
+        says += f"Top-k makes u {min(wider):.1f} to {max(wider):.1f} times wider than dense, "
+        says += "and what it sends is missing from the tail: the median tail index is "
+        says += f"{ends['dense'][len(ends['dense']) // 2]:.1f} for dense, "
+        says += f"{ends['topk'][len(ends['topk']) // 2]:.1f} for top-k. "
     says += f"The condition of the (1 - k/d)^2 bound fails in {broken or 'none'} of them."
     missing = [name for name in FIGURES if name not in {m for _, m in runs}]
     return says + (
@@ -130,7 +134,7 @@ def _shapes(runs: dict[tuple[str, str], list[Row]]) -> Table:
     body = []
     for (model, method), run in runs.items():
         row = run[-1]
-        best = f"t, {row['degrees']:g} degrees" if row["best"] == "t" else row["best"]
+        best = f"t, nu = {row['degrees']:g}" if row["best"] == "t" else row["best"]
         body.append(
             [
                 f"{model}, {method}",

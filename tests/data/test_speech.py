@@ -1,5 +1,6 @@
 import wave
 
+import numpy as np
 import pytest
 import torch
 
@@ -57,6 +58,16 @@ def test_a_tone_is_one_bright_row_of_the_spectrogram():
     assert (picture[:, 5:-5].argmax(0) == 1000 // 50).all()
     assert picture.mean().abs() < 1e-4
     assert picture.std().item() == pytest.approx(1, abs=1e-3)
+
+
+def test_the_spectrogram_is_that_of_the_formula():
+    sound = np.random.default_rng(0).normal(0, 300, 1600)
+    padded = np.pad(sound, 160, mode="reflect")
+    frames = np.stack([padded[160 * t : 160 * t + 320] for t in range(11)])
+    loud = np.log1p(np.abs(np.fft.rfft(frames * np.hamming(321)[:-1])))
+    wanted = (loud - loud.mean()) / loud.std(ddof=1)
+    found = spectrogram(torch.from_numpy(sound))
+    np.testing.assert_allclose(found.numpy(), wanted.T, atol=1e-3)
 
 
 def damage(folder, kind):

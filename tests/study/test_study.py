@@ -107,11 +107,18 @@ def test_the_report_has_every_study_and_needs_nothing_from_outside(tmp_path, mon
     assert [folder.name for folder in studies_in(tmp_path)] == ["bounds", "distributions"]
     text = write_studies(tmp_path).read_text()
     assert text.count("<section") == text.count("<svg") == 2
+    assert text.index('id="distributions"') < text.index('id="bounds"')
     assert "a &amp; b" in text
     assert "Squares &lt;1&gt;" in text
     assert "gradwire study &lt;x&gt;" in text
     assert "<script" not in text
     assert not re.search(r'(src|href)="(?!#)', text)
+
+
+def test_a_report_of_an_unknown_study_names_it(tmp_path):
+    run(made([], name="bonds"), tmp_path)
+    with pytest.raises(ConfigError, match=r"unknown study in .* 'bonds'. Did you mean 'bounds'"):
+        write_studies(tmp_path)
 
 
 def test_a_report_of_nothing_says_how_to_begin(tmp_path):

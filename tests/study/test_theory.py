@@ -74,14 +74,19 @@ def test_iterations_of_theorem_2(c, random, paper, gaussian, laplace):
         ("constant", 0.1, False),
         ("quartic", 0.1, False),
         ("off centre", 0.5, False),
+        ("just convex", 0.5, True),
+        ("just concave", 0.5, False),
     ],
 )
 def test_the_check_of_the_bound_agrees_with_the_bound(name, p, holds):
     normal = draw("gaussian", 200_000)
+    flat = torch.rand(200_000, generator=torch.Generator().manual_seed(1))
     rms = {"cut at 1": 1.0, "cut at 1.3": 1.3}.get(name, math.inf)
     u = {
         "constant": torch.ones(200_000),
-        "quartic": torch.rand(200_000, generator=torch.Generator().manual_seed(1)) ** 0.25,
+        "quartic": flat**0.25,
+        "just convex": flat**0.55,
+        "just concave": flat**0.45,
         "off centre": normal + 3,
     }.get(name, normal.clamp(-rms, rms))
     k = round(p * u.numel())
