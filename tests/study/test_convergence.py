@@ -87,3 +87,9 @@ def test_operators_measures_the_floor_torch_and_every_method():
     assert table["topk"][5] == "1.000"
     assert "At 1 M entries" in page.says
     assert len(page.charts[0].lines) == len(found)
+
+
+def test_a_seed_that_dense_does_not_have_yet_makes_no_pair():
+    done = rows("dense", 0, [0.5]) + rows("topk/allgather", 0, [0.4])
+    page = convergence.page(done + rows("topk/allgather", 1, [0.9]))
+    assert "topk/allgather (-10.0 points) comes closest" in page.says
