@@ -9,7 +9,7 @@ from typing import Any
 
 from gradwire.bench.row import Row
 from gradwire.bench.show import as_count
-from gradwire.report.curves import COLOURS, INK, dress, inline
+from gradwire.report.curves import COLOURS, FAINT, INK, dress, inline
 from gradwire.report.page import STYLE
 
 PAGE = "methods.html"
@@ -109,7 +109,7 @@ def _chart(
         axes.axvline(mark, color=INK, linewidth=0.8, linestyle="--")
         axes.set_yticks(range(len(methods)), methods)
         axes.xaxis.set_major_formatter(lambda v, _: f"{v:g}")
-        dress(axes)
+        dress(axes, INK, FAINT)
         out = io.StringIO()
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
     return inline(out.getvalue())

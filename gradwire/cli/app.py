@@ -8,6 +8,7 @@ import typer
 from gradwire.cli.doctor import doctor
 from gradwire.cli.methods import methods
 from gradwire.cli.report import report
+from gradwire.cli.study import study
 from gradwire.cli.train import EXAMPLES, train
 from gradwire.version import __version__
 
@@ -32,6 +33,7 @@ def root(version: bool = typer.Option(False, "--version", help="Show the version
 
 app.command(epilog=EXAMPLES)(train)
 app.command()(methods)
+app.command()(study)
 app.command()(report)
 app.command()(doctor)
 

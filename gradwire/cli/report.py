@@ -10,9 +10,17 @@ from gradwire.report import headline, read_runs, write_report
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(help="A run folder, as `gradwire train` makes it.")],
+    folder: Annotated[
+        Path, typer.Argument(help="A folder that `gradwire train` or `gradwire study` made.")
+    ],
 ) -> None:
-    """Write a run folder's report.html again, also while the run is still going."""
+    """Write a folder's report.html again: a run's, also while it goes, or that of its studies."""
+    from gradwire.report.studies import write_studies
+    from gradwire.study.folder import studies_in
+
+    if studies_in(folder):
+        say(f"report  {write_studies(folder)}")
+        return
     path = write_report(folder)
     say(headline(read_runs(folder)))
     say(f"report  {path}")

@@ -28,6 +28,7 @@ EXAMPLES = """Examples:
 
 def train(
     model: opt.Model = None,
+    data: opt.Data = None,
     data_dir: opt.DataDir = None,
     epochs: opt.Epochs = None,
     batch: opt.Batch = None,
@@ -36,6 +37,7 @@ def train(
     momentum: opt.Momentum = None,
     nesterov: opt.Nesterov = None,
     weight_decay: opt.WeightDecay = None,
+    clip: opt.Clip = None,
     seed: opt.Seed = None,
     method: opt.Method = None,
     method_options: opt.MethodOptions = None,
@@ -49,7 +51,7 @@ def train(
     warmup_steps: opt.WarmupSteps = None,
     momentum_correction: opt.MomentumCorrection = None,
     masking: opt.Masking = None,
-    clip: opt.Clip = None,
+    local_clip: opt.LocalClip = None,
     keep_dense: opt.KeepDense = None,
     compare: opt.Compare = None,
     workers: opt.Workers = None,
@@ -69,11 +71,11 @@ def train(
     NCCL. Ctrl-C saves a checkpoint and shows the command that goes on from there, bit for bit.
     """
     given: dict[str, Any] = {
-        "model": model, "data_dir": _absolute(data_dir), "epochs": epochs,
+        "model": model, "data": data, "data_dir": _absolute(data_dir), "epochs": epochs,
         "batch": batch, "lr": lr, "lr_drop": _numbers("--lr-drop", lr_drop, int),
         "momentum": momentum, "nesterov": nesterov, "momentum_correction": momentum_correction,
-        "masking": masking, "clip": clip, "weight_decay": weight_decay, "seed": seed,
-        "method": method, "density": density, "exchange": exchange, "values": values,
+        "masking": masking, "clip": clip, "local_clip": local_clip, "weight_decay": weight_decay,
+        "seed": seed, "method": method, "density": density, "exchange": exchange, "values": values,
         "indices": indices, "rounding": rounding, "dense_steps": dense_steps,
         "method_options": tuple(method_options or ()) or None, "warmup_steps": warmup_steps,
         "warmup": _numbers("--warmup", warmup, float),

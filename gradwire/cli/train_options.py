@@ -5,15 +5,20 @@ from typing import Annotated, Any
 
 import typer
 
-from gradwire.models import MODELS
+from gradwire.data import READERS
+from gradwire.models import MODELS, TRAINABLE
 from gradwire.train.options import Options
 
 WHAT, HOW, WORK, KEEP = "What to train", "Compression", "Workers", "Run folder"
 
 
 def recipes(field: str) -> str:
-    """The models' values of a field, for a help line."""
-    return ", ".join(f"{name} {getattr(spec, field):g}" for name, spec in MODELS.items())
+    """The models' values of a field, on their own data and on the embedded, for a help line."""
+    values = []
+    for name in TRAINABLE:
+        spec = MODELS[name]
+        values.append(f"{name} {getattr(spec, field):g} / {getattr(spec.embedded, field):g}")
+    return f"Default: the model's, on its own data / on the embedded ({', '.join(values)})."
 
 
 def option(*names: str, panel: str, help: str, default: object = None, **more: Any) -> Any:
@@ -29,7 +34,7 @@ Model = Annotated[
         "-m",
         panel=WHAT,
         default=Options.model,
-        help=f"The network: {', '.join(MODELS)}.",
+        help=f"The network: {', '.join(TRAINABLE)}.",
     ),
 ]
 DataDir = Annotated[
@@ -37,8 +42,25 @@ DataDir = Annotated[
     option(
         "--data-dir",
         panel=WHAT,
-        help="Folder with the model's own data set, MNIST or CIFAR-10, in the usual files. "
-        "Without it: 5,000 embedded digits.",
+        help="Folder with the model's own data set in the usual files. Without it: 5,000 embedded "
+        "digits, or made-up phrases and tones for the LSTMs, which are then small.",
+    ),
+]
+Data = Annotated[
+    str | None,
+    option(
+        "--data",
+        panel=WHAT,
+        help=f"The data set in --data-dir: {', '.join(READERS)}. Default: the model's.",
+    ),
+]
+Clip = Annotated[
+    float | None,
+    option(
+        "--clip",
+        panel=WHAT,
+        help="Largest norm of the averaged gradient, 0 for any. Default: lstm-ptb 0.25, "
+        "lstm-an4 400, others 0.",
     ),
 ]
 Epochs = Annotated[
@@ -47,8 +69,7 @@ Epochs = Annotated[
         "--epochs",
         "-e",
         panel=WHAT,
-        help="Passes over the training set. Default: the model's "
-        f"({recipes('epochs')}; on the embedded digits {recipes('digits_epochs')}).",
+        help=f"Passes over the training set. {recipes('epochs')}",
     ),
 ]
 Batch = Annotated[
@@ -57,8 +78,7 @@ Batch = Annotated[
         "--batch",
         "-b",
         panel=WHAT,
-        help="Examples a step and worker. Default: the model's "
-        f"({recipes('batch')}; on the embedded digits {recipes('digits_batch')}).",
+        help=f"Examples a step and worker. {recipes('batch')}",
     ),
 ]
 Lr = Annotated[
@@ -66,8 +86,7 @@ Lr = Annotated[
     option(
         "--lr",
         panel=WHAT,
-        help="Learning rate. Default: the model's "
-        f"({recipes('lr')}; on the embedded digits {recipes('digits_lr')}).",
+        help=f"Learning rate. {recipes('lr')}",
     ),
 ]
 LrDrop = Annotated[
@@ -206,13 +225,13 @@ Masking = Annotated[
         help="With --momentum-correction: forget the momentum of what was sent.",
     ),
 ]
-Clip = Annotated[
+LocalClip = Annotated[
     float | None,
     option(
-        "--clip",
+        "--local-clip",
         panel=HOW,
-        help="The most that the L2 norm of the mean gradient should be; each worker clips its own "
-        "at this / sqrt(workers). Default: never.",
+        help="The most that the L2 norm of the mean gradient should be; each worker clips its own, "
+        "before it is compressed, at this / sqrt(workers). Default: never.",
     ),
 ]
 KeepDense = Annotated[

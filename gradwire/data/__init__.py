@@ -1,31 +1,99 @@
 """Readers of the standard file layouts, and each rank's share of what they read."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, Protocol
 
+import torch
+from torch import Tensor
+
+from gradwire.data.an4 import load_an4
 from gradwire.data.cifar10 import load_cifar10
 from gradwire.data.dataset import DataError, Dataset
 from gradwire.data.digits import load_digits
 from gradwire.data.mnist import load_mnist
+from gradwire.data.phrases import load_phrases
 from gradwire.data.shard import Shard, mix
+from gradwire.data.speech import LETTERS, Speech
+from gradwire.data.text import Text, load_text
+from gradwire.data.tones import load_tones
 from gradwire.errors import unknown
 
-READERS = {"mnist": load_mnist, "cifar10": load_cifar10}
+Shape = tuple[int, ...]
 
 
-def load(name: str, folder: Path | str | None, shape: tuple[int, int, int]) -> Dataset:
-    """The data set `name` from `folder`; "digits" needs none and takes the shape asked for."""
-    if name == "digits":
-        return load_digits(shape)
+class Data(Protocol):
+    """What training needs of a data set; a batch is what the model's task takes."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def examples(self) -> int: ...
+    @property
+    def test_examples(self) -> int: ...
+    @property
+    def at_once(self) -> int:
+        """Test examples that fit into memory together."""
+        ...
+
+    @property
+    def network(self) -> Mapping[str, Any]:
+        """Keywords that a network for these data has to be built with."""
+        ...
+
+    def to(self, device: torch.device) -> "Data": ...
+    def training_batch(self, indices: Tensor, seed: int) -> tuple[Tensor, ...]: ...
+    def test_batch(self, start: int, stop: int) -> tuple[Tensor, ...]: ...
+
+
+EMBEDDED: dict[str, Callable[[Any], Data]] = {
+    "digits": load_digits,
+    "phrases": lambda shape: load_phrases(*shape),
+    "tones": lambda shape: load_tones(),
+}
+
+READERS: dict[str, Callable[[Path, Any], Data]] = {
+    "mnist": lambda folder, shape: _shaped(load_mnist(folder), shape),
+    "cifar10": lambda folder, shape: _shaped(load_cifar10(folder), shape),
+    "ptb": lambda folder, shape: load_text("ptb", folder, *shape),
+    "wikitext2": lambda folder, shape: load_text("wikitext2", folder, *shape),
+    "an4": lambda folder, shape: load_an4(folder),
+}
+
+
+def load(name: str, folder: Path | str | None, shape: Shape) -> Data:
+    """The data set `name` from `folder`, for a model that takes examples of `shape`.
+
+    The embedded ones ("digits", "phrases", "tones") need no folder.
+    """
+    if name in EMBEDDED:
+        return EMBEDDED[name](shape)
     if name not in READERS:
-        raise unknown("data set", name, ["digits", *READERS])
+        raise unknown("data set", name, [*EMBEDDED, *READERS])
     if folder is None:
         raise DataError(f"{name} is read from files: name their folder with --data-dir.")
-    data = READERS[name](Path(folder).expanduser())
+    return READERS[name](Path(folder).expanduser(), shape)
+
+
+def _shaped(data: Dataset, shape: Shape) -> Dataset:
+    """`data`, if its images are those the model takes."""
     if data.train.shape[1:] != shape:
         got = " x ".join(map(str, data.train.shape[1:]))
         want = " x ".join(map(str, shape))
-        raise DataError(f"{name} has images of {got}, the model takes {want}.")
+        raise DataError(f"{data.name} has images of {got}, the model takes {want}.")
     return data
 
 
-__all__ = ["DataError", "Dataset", "Shard", "load", "mix"]
+__all__ = [
+    "EMBEDDED",
+    "LETTERS",
+    "READERS",
+    "Data",
+    "DataError",
+    "Dataset",
+    "Shard",
+    "Speech",
+    "Text",
+    "load",
+    "mix",
+]

@@ -1,6 +1,8 @@
 """Images and labels in memory, and what is done to them on the way into a network."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +31,7 @@ class Dataset:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     augment: bool = False
+    at_once: int = 500
 
     def __post_init__(self) -> None:
         for part, images, labels in (
@@ -40,6 +43,19 @@ class Dataset:
                     f"{self.name}: {len(images)} {part} images but {len(labels)} labels. "
                     "The files do not belong together; fetch them again."
                 )
+
+    @property
+    def examples(self) -> int:
+        return len(self.train)
+
+    @property
+    def test_examples(self) -> int:
+        return len(self.test)
+
+    @property
+    def network(self) -> Mapping[str, Any]:
+        """What a network has to be built with."""
+        return {}
 
     def to(self, device: torch.device) -> "Dataset":
         """The same data on `device`, so that batches are cut there."""

@@ -8,14 +8,37 @@ To add one: a file with a function and its `SPEC`, and a line in `MODELS`.
 from torch import nn
 
 from gradwire.errors import unknown
-from gradwire.models import fnn3, lenet5, resnet20
-from gradwire.models.spec import ModelSpec
+from gradwire.models import (
+    alexnet,
+    fnn3,
+    inception_v4,
+    lenet5,
+    lstm_an4,
+    lstm_ptb,
+    resnet20,
+    resnet50,
+    vgg16,
+)
+from gradwire.models.spec import Embedded, ModelSpec
 
 MODELS: dict[str, ModelSpec] = {
-    "fnn3": fnn3.SPEC,
-    "lenet5": lenet5.SPEC,
-    "resnet20": resnet20.SPEC,
+    spec.name: spec
+    for spec in (
+        fnn3.SPEC,
+        lenet5.SPEC,
+        resnet20.SPEC,
+        vgg16.CIFAR,
+        lstm_ptb.SPEC,
+        lstm_an4.SPEC,
+        alexnet.SPEC,
+        vgg16.IMAGENET,
+        resnet50.SPEC,
+        inception_v4.SPEC,
+    )
 }
+"""Table 1 of Shi et al. (2019), then Table 2, whose networks have no data set here."""
+
+TRAINABLE = tuple(name for name, spec in MODELS.items() if spec.task)
 
 
 def spec(name: str) -> ModelSpec:
@@ -30,4 +53,4 @@ def build(name: str, **kw: object) -> nn.Module:
     return spec(name).build(**kw)
 
 
-__all__ = ["MODELS", "ModelSpec", "build", "spec"]
+__all__ = ["MODELS", "TRAINABLE", "Embedded", "ModelSpec", "build", "spec"]

@@ -3,7 +3,7 @@
 from torch import nn
 
 from gradwire.models.initialise import xavier_
-from gradwire.models.spec import ModelSpec
+from gradwire.models.spec import Embedded, ModelSpec
 
 
 def lenet5(classes: int = 10) -> nn.Module:
@@ -32,11 +32,9 @@ SPEC = ModelSpec(
     make=lenet5,
     parameters=61_706,
     shape=(1, 28, 28),
-    data="mnist",
     batch=128,
     lr=0.01,
     epochs=20,
-    digits_batch=32,
-    digits_lr=0.01,
-    digits_epochs=20,
+    data=("mnist",),
+    embedded=Embedded("digits", batch=32, lr=0.01, epochs=20),
 )

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gradwire.models.initialise import kaiming_
-from gradwire.models.spec import ModelSpec
+from gradwire.models.spec import Embedded, ModelSpec
 
 
 def conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
@@ -73,11 +73,9 @@ SPEC = ModelSpec(
     make=resnet20,
     parameters=269_722,
     shape=(3, 32, 32),
-    data="cifar10",
     batch=32,
     lr=0.1,
     epochs=140,
-    digits_batch=32,
-    digits_lr=0.1,
-    digits_epochs=5,
+    data=("cifar10",),
+    embedded=Embedded("digits", batch=32, lr=0.1, epochs=5),
 )

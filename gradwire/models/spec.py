@@ -1,7 +1,8 @@
 """What `train` needs to know about a network besides its code."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import nn
 
@@ -10,24 +11,36 @@ from torch import nn
 class ModelSpec:
     """One network and the published recipe it is trained with.
 
-    `batch` is per worker. `digits_batch`, `digits_lr` and `digits_epochs` are the defaults on the
-    5,000 embedded digits, where the published values would make a few hundred short steps do the
-    work of tens of thousands.
+    `batch` is per worker. `clip` is the largest norm of an averaged gradient, 0 for any. `task`
+    says what is learned: "classify", "language", "speech", or "" for a network that is here for
+    its size alone. `data` are the data sets it is trained on, the usual one first.
     """
 
     name: str
     summary: str
     make: Callable[..., nn.Module]
     parameters: int
-    shape: tuple[int, int, int]
-    data: str
+    shape: tuple[int, ...]
     batch: int
     lr: float
     epochs: int
-    digits_batch: int
-    digits_lr: float
-    digits_epochs: int
+    clip: float = 0.0
+    task: str = "classify"
+    data: tuple[str, ...] = ()
+    embedded: "Embedded | None" = None
 
     def build(self, **kw: object) -> nn.Module:
         """The network with fresh weights, drawn from torch's global generator."""
         return self.make(**kw)
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """The recipe on the data that needs no files, where the published values would make a few
+    hundred short steps do the work of tens of thousands. `size` makes the network small."""
+
+    data: str
+    batch: int
+    lr: float
+    epochs: int
+    size: Mapping[str, Any] = field(default_factory=dict)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gradwire.report.outcome import size
 from gradwire.report.read import Run
+from gradwire.train.task import TASKS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,13 +18,16 @@ INK, FAINT = "#010203", "#040506"
 COLOURS = ("#2f6fde", "#d9722e", "#2c9a6b", "#a855b5", "#c2a01e")
 DENSE = "#8a8f98"
 
-NAMES = {"step": "step", "loss": "Training loss", "test_accuracy": "Test accuracy"}
+NAMES = {"step": "step", "loss": "training loss"}
+NAMES |= {task.column: task.measure for task in TASKS.values()}
 NAMES["bytes_sent"] = "bytes sent by all workers"
 
 WORDS: dict[str, Callable[[float], str]] = {
     "step": lambda v: f"{v:,.0f}",
     "loss": lambda v: f"{v:g}",
     "test_accuracy": lambda v: f"{100 * v:g} %",
+    "test_letter_error": lambda v: f"{100 * v:g} %",
+    "test_perplexity": lambda v: f"{v:g}",
     "bytes_sent": size,
 }
 
@@ -36,9 +40,10 @@ def colours(runs: Sequence[Run]) -> list[str]:
 
 def charts(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """Caption and SVG of each chart; a single worker sends no bytes and has no charts of them."""
-    pairs = [("step", "loss"), ("step", "test_accuracy")]
+    score = runs[0].task.column
+    pairs = [("step", "loss"), ("step", score)]
     if any(run.last("bytes_sent") for run in runs):
-        pairs += [("step", "bytes_sent"), ("bytes_sent", "test_accuracy")]
+        pairs += [("step", "bytes_sent"), ("bytes_sent", score)]
     return [(_caption(runs, x, y), _chart(runs, x, y)) for x, y in pairs]
 
 
@@ -50,7 +55,9 @@ def _caption(runs: Sequence[Run], x: str, y: str) -> str:
 
 def _logarithmic(runs: Sequence[Run], column: str) -> bool:
     """Bytes always; a loss once it has come down far enough for its end to be hard to see."""
-    return column == "bytes_sent" or (column == "loss" and _decades(runs, column) > 1.3)
+    return column == "bytes_sent" or (
+        column in ("loss", "test_perplexity") and _decades(runs, column) > 1.3
+    )
 
 
 def _decades(runs: Sequence[Run], column: str) -> float:
@@ -78,7 +85,7 @@ def _chart(runs: Sequence[Run], x: str, y: str) -> str:
             axes.plot(*points, color=colour, linewidth=1.6, marker=marker)
         _scale(axes.xaxis, axes.set_xscale, runs, x)
         _scale(axes.yaxis, axes.set_yscale, runs, y)
-        dress(axes)
+        dress(axes, INK, FAINT)
         out = io.StringIO()
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
     return inline(out.getvalue())
@@ -99,13 +106,13 @@ def _scale(
     axis.set_major_formatter(FuncFormatter(lambda value, _: WORDS[column](value)))
 
 
-def dress(axes: "Axes") -> None:
+def dress(axes: "Axes", ink: str, faint: str) -> None:
     """A quiet grid and nothing else."""
-    axes.grid(True, color=FAINT, linewidth=0.6)
+    axes.grid(True, color=faint, linewidth=0.6)
     axes.set_axisbelow(True)
     for side in axes.spines.values():
         side.set_visible(False)
-    axes.tick_params(which="both", colors=INK, length=0, labelsize=9)
+    axes.tick_params(which="both", colors=ink, length=0, labelsize=9)
     axes.minorticks_off()
 
 

@@ -11,14 +11,14 @@ def headline(runs: Sequence[Run]) -> str:
     "topk/allgather at 1 % reached 96.1 % against 96.4 % dense, with 23x fewer bytes."
     """
     run = runs[0]
-    accuracy = run.last("test_accuracy")
-    if accuracy is None:
+    score, words = run.score, run.task.words
+    if score is None:
         step = run.last("step") or 0
         return f"{run.title} has trained for {step:,} steps; no epoch has ended yet."
-    dense = next((r for r in runs[1:] if r.dense and r.last("test_accuracy") is not None), None)
-    sentence = f"{run.title} reached {percent(accuracy)} test accuracy"
-    if dense is not None and not run.dense:
-        sentence += f" against {percent(dense.last('test_accuracy'))} dense"
+    dense = next((r for r in runs[1:] if r.dense and r.score is not None), None)
+    sentence = f"{run.title} reached {words(score)} {run.task.measure}"
+    if dense is not None and dense.score is not None and not run.dense:
+        sentence += f" against {words(dense.score)} dense"
     sentence += _bytes(run, dense)
     return sentence + _unfinished(run, dense)
 
@@ -41,11 +41,6 @@ def _unfinished(run: Run, dense: Run | None) -> str:
         if done < one.options.epochs:
             parts.append(f"{one.title} has done {done} of {one.options.epochs} epochs")
     return f" (so far: {'; '.join(parts)})." if parts else "."
-
-
-def percent(share: float) -> str:
-    """A share as a percentage with one digit."""
-    return f"{100 * share:.1f} %"
 
 
 def times(ratio: float) -> str:

@@ -5,7 +5,7 @@ from html import escape
 from typing import Any
 
 from gradwire.report.curves import charts, colours
-from gradwire.report.outcome import headline, percent, size, times
+from gradwire.report.outcome import headline, size, times
 from gradwire.report.read import Run
 
 STYLE = """
@@ -53,7 +53,7 @@ pre { background: var(--band); padding: 12px 14px; border-radius: 6px; overflow-
 def page(runs: Sequence[Run]) -> str:
     """The whole HTML document."""
     run = runs[0]
-    data = "the embedded digits" if run.options.data == "digits" else run.options.data
+    data = f"the embedded {run.options.data}" if run.options.embedded else run.options.data
     workers = f"{run.options.workers} worker{'s' if run.options.workers > 1 else ''}"
     about = f"{run.options.model} on {data}, {workers}, seed {run.options.seed}"
     body = [
@@ -95,8 +95,8 @@ def _charts(runs: Sequence[Run]) -> str:
 def _numbers(runs: Sequence[Run]) -> str:
     """A row a run."""
     columns = [
-        "Run", "Test accuracy", "Training loss", "Bytes sent", "Against ring all-reduce",
-        "Density achieved", "Residual norm", "Training time", "Replicas",
+        "Run", runs[0].task.measure.capitalize(), "Training loss", "Bytes sent",
+        "Against ring all-reduce", "Density achieved", "Residual norm", "Training time", "Replicas",
     ]  # fmt: skip
     head = "".join(f"<th>{escape(c)}</th>" for c in columns)
     rows = "".join(f"<tr>{''.join(map(_cell, _row(run)))}</tr>" for run in runs)
@@ -107,12 +107,12 @@ def _numbers(runs: Sequence[Run]) -> str:
 
 
 def _row(run: Run) -> list[str]:
-    accuracy, loss = run.last("test_accuracy"), run.last("loss")
+    score, loss = run.score, run.last("loss")
     sent, dense = run.last("bytes_sent"), run.last("bytes_dense")
     same = run.result.get("replicas_identical")
     return [
         run.title,
-        "-" if accuracy is None else percent(accuracy),
+        "-" if score is None else run.task.words(score),
         "-" if loss is None else f"{loss:.4f}",
         "-" if sent is None else size(sent),
         times(dense / sent) if sent else "-",

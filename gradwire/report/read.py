@@ -16,6 +16,7 @@ from gradwire.train.folder import (
 )
 from gradwire.train.metrics import read_records
 from gradwire.train.options import Options
+from gradwire.train.task import Task
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,15 @@ class Run:
     @property
     def title(self) -> str:
         return self.options.title
+
+    @property
+    def task(self) -> Task:
+        return self.options.task
+
+    @property
+    def score(self) -> float | None:
+        """The last score."""
+        return self.last(self.task.column)
 
     @property
     def dense(self) -> bool:

@@ -20,7 +20,7 @@ from gradwire.train.place import Place
 if TYPE_CHECKING:
     from gradwire.train.replica import Replica
 
-TRAINER, VERSION = "trainer.pt", 1
+TRAINER, VERSION = "trainer.pt", 2
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Position:
     bytes_dense: int = 0
     loss_sum: float = 0.0
     loss_steps: int = 0
-    test_accuracy: float | None = None
+    score: float | None = None
 
     def with_workers(self, workers: int, steps: int) -> "Position":
         """The same place in the epoch's permutation for another number of workers."""

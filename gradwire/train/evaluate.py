@@ -6,15 +6,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gradwire.data import Dataset
+from gradwire.data import Data
 from gradwire.train.place import Place
-
-BATCH = 500
+from gradwire.train.task import Task
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, data: Dataset, place: Place) -> float:
-    """The share of test examples the model gets right (collective).
+def score(model: nn.Module, task: Task, data: Data, place: Place) -> float:
+    """The task's score of the model on the test set (collective).
 
     Each rank takes its part. Running statistics of normalisation layers are rank 0's, as they are
     in DDP's next forward pass and in the checkpoint.
@@ -22,14 +21,13 @@ def accuracy(model: nn.Module, data: Dataset, place: Place) -> float:
     for buffer in model.buffers():
         dist.broadcast(buffer, src=0)
     model.eval()
-    total = len(data.test)
+    total = data.test_examples
     start, stop = (total * r // place.world for r in (place.rank, place.rank + 1))
-    right = torch.zeros((), dtype=torch.int64, device=place.device)
-    for first in range(start, stop, BATCH):
-        images, labels = data.test_batch(first, min(first + BATCH, stop))
-        right += (model(images).argmax(dim=1) == labels).sum()
+    sums = torch.zeros(2, dtype=torch.float64, device=place.device)
+    for first in range(start, stop, data.at_once):
+        sums += task.count(model, data.test_batch(first, min(first + data.at_once, stop)))
     model.train()
-    return place.sum(int(right))[0] / total
+    return task.score(torch.tensor(place.sum(*sums.tolist())))
 
 
 def digest(model: nn.Module) -> str:

@@ -12,13 +12,14 @@ from gradwire.train.folder import METRICS, TENSORBOARD
 @dataclass(frozen=True)
 class Record:
     """One line: the state after `step`. `loss` is the mean since the line before, over all ranks;
-    bytes are of all ranks together since the start; `test_accuracy` comes at the end of an epoch.
+    bytes are of all ranks together since the start; `score` comes at the end of an epoch and is
+    written under the name of what is measured.
     `seconds` counts training only, without evaluation and checkpoints."""
 
     step: int
     epoch: int
     loss: float
-    test_accuracy: float | None
+    score: float | None
     bytes_sent: int
     bytes_dense: int
     achieved_density: float
@@ -30,7 +31,8 @@ class Record:
 class Metrics:
     """Writes records; continues after `step`, dropping what a broken-off run wrote beyond it."""
 
-    def __init__(self, folder: Path, step: int) -> None:
+    def __init__(self, folder: Path, step: int, column: str = "test_accuracy") -> None:
+        self._column = column
         path = folder / METRICS
         kept = [r for r in read_records(path) if r["step"] <= step]
         scratch = path.with_name(path.name + ".tmp")
@@ -42,7 +44,7 @@ class Metrics:
 
     def write(self, record: Record) -> None:
         """Appends a line and flushes it."""
-        self.last = asdict(record)
+        self.last = {self._column if k == "score" else k: v for k, v in asdict(record).items()}
         self._file.write(json.dumps(self.last) + "\n")
         self._file.flush()
         if self._board is not None:

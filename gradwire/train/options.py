@@ -10,8 +10,10 @@ import torch
 
 from gradwire import models
 from gradwire.config import Config
+from gradwire.data import EMBEDDED
 from gradwire.errors import ConfigError, unknown
 from gradwire.options import options_of, parse_options, resolve_names
+from gradwire.train.task import TASKS, Task
 
 FREE = ("workers", "epochs", "data_dir")
 """What a resumed run may change; anything else would make it another run."""
@@ -22,6 +24,7 @@ class Options:
     """Everything the numbers of a run depend on. `resolve` fills in the model's recipe."""
 
     model: str = "lenet5"
+    data: str = ""
     method: str = "topk"
     exchange: str = ""
     method_options: tuple[str, ...] = ()
@@ -34,7 +37,7 @@ class Options:
     warmup_steps: int = 0
     momentum_correction: bool = False
     masking: bool = True
-    clip: float = 0.0
+    local_clip: float = 0.0
     keep_dense: tuple[str, ...] = ()
     workers: int
     epochs: int
@@ -43,6 +46,7 @@ class Options:
     momentum: float = 0.9
     nesterov: bool = False
     weight_decay: float = 0.0
+    clip: float = 0.0
     lr_drop: tuple[int, ...] = ()
     seed: int = 0
     data_dir: str | None = None
@@ -51,12 +55,13 @@ class Options:
     log_every: int = 10
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "data", self._data())
         config = self.config()
         for name in ("method", "exchange"):
             object.__setattr__(self, name, getattr(config, name))
         for name in ("workers", "epochs", "batch", "log_every"):
             _check(name, getattr(self, name), at_least=1)
-        for name in ("weight_decay", "momentum", "seed"):
+        for name in ("weight_decay", "momentum", "clip", "local_clip", "seed"):
             _check(name, getattr(self, name), at_least=0)
         if not 0 < self.lr < math.inf:
             raise ConfigError(f"lr must be above 0, got {self.lr}.")
@@ -87,7 +92,7 @@ class Options:
             dense_steps=self.dense_steps,
             warmup=self.warmup,
             warmup_steps=self.warmup_steps,
-            clip=self.clip,
+            clip=self.local_clip,
             **(self._momentum | {"masking": self.masking} if self.momentum_correction else {}),
         )
 
@@ -111,13 +116,37 @@ class Options:
         if name.partition("/")[0] == "dense":
             other |= {"values": "fp32", "rounding": "nearest"}
             other |= {"dense_steps": 0, "warmup": (), "warmup_steps": 0}
-            other |= {"momentum_correction": False, "masking": True, "clip": 0.0}
+            other |= {"momentum_correction": False, "masking": True, "local_clip": 0.0}
         return dataclasses.replace(self, **other)
 
+    def _data(self) -> str:
+        """The data set: what was named, the model's own with a folder, the embedded one without."""
+        spec = models.spec(self.model)
+        if not spec.embedded:
+            raise ConfigError(
+                f"model {self.model!r} is here for its size: there is no reader of its data. "
+                f"Models that train: {', '.join(models.TRAINABLE)}."
+            )
+        known = (*spec.data, spec.embedded.data)
+        if self.data and self.data not in known:
+            raise unknown(f"data set of {self.model}", self.data, known)
+        return self.data or (spec.data[0] if self.data_dir else spec.embedded.data)
+
     @property
-    def data(self) -> str:
-        """The data set: the model's own if a folder was named, the embedded digits otherwise."""
-        return models.spec(self.model).data if self.data_dir else "digits"
+    def embedded(self) -> bool:
+        """Whether the data need no files."""
+        return self.data in EMBEDDED
+
+    @property
+    def task(self) -> Task:
+        """What is learned."""
+        return TASKS[models.spec(self.model).task]
+
+    @property
+    def size(self) -> Mapping[str, Any]:
+        """Keywords that make the network small where the data are."""
+        spec = models.spec(self.model)
+        return spec.embedded.size if self.embedded and spec.embedded else {}
 
     @property
     def title(self) -> str:
@@ -147,7 +176,6 @@ def resolve(given: Mapping[str, Any], workers: int | None = None) -> Options:
     """
     chosen = {k: v for k, v in given.items() if v is not None}
     spec = models.spec(chosen.get("model", Options.model))
-    digits = not chosen.get("data_dir")
     chosen["device"] = pick_device(chosen.get("device", "auto"))
     gpus = torch.cuda.device_count() if chosen["device"] == "cuda" else 0
     if workers and chosen.get("workers", workers) != workers:
@@ -155,12 +183,10 @@ def resolve(given: Mapping[str, Any], workers: int | None = None) -> Options:
             f"--workers {chosen['workers']}, but torchrun started {workers} ranks. "
             f"Leave --workers out."
         )
-    recipe = {
-        "workers": workers or gpus or 2,
-        "epochs": spec.digits_epochs if digits else spec.epochs,
-        "batch": spec.digits_batch if digits else spec.batch,
-        "lr": spec.digits_lr if digits else spec.lr,
-    }
+    files = chosen.get("data_dir") or chosen.get("data", "") in spec.data
+    source = spec if files or not spec.embedded else spec.embedded
+    recipe = {name: getattr(source, name) for name in ("epochs", "batch", "lr")}
+    recipe |= {"workers": workers or gpus or 2, "clip": spec.clip}
     return Options(**(recipe | chosen))
 
 

@@ -4,6 +4,7 @@ import sys
 from typing import Any, Protocol
 
 from gradwire.train.metrics import Record
+from gradwire.train.task import Task
 
 
 class Progress(Protocol):
@@ -14,16 +15,16 @@ class Progress(Protocol):
     def close(self) -> None: ...
 
 
-def show(title: str, steps: int, epochs: int, wanted: bool) -> Progress:
+def show(title: str, task: Task, steps: int, epochs: int, wanted: bool) -> Progress:
     """A bar if this is a terminal and rich is installed, lines otherwise; nothing if not wanted."""
     if not wanted:
         return Silent()
     if sys.stdout.isatty():
         try:
-            return Bar(title, steps)
+            return Bar(title, task, steps)
         except ImportError:
             pass
-    return Lines(title, steps, epochs)
+    return Lines(title, task, steps, epochs)
 
 
 class Silent:
@@ -37,15 +38,16 @@ class Silent:
 class Lines:
     """One line an epoch."""
 
-    def __init__(self, title: str, steps: int, epochs: int) -> None:
-        self.title, self.steps, self.epochs = title, steps, epochs
+    def __init__(self, title: str, task: Task, steps: int, epochs: int) -> None:
+        self.title, self.task, self.steps, self.epochs = title, task, steps, epochs
 
     def step(self, step: int) -> None: ...
 
     def record(self, record: Record) -> None:
-        if record.test_accuracy is not None:
+        if record.score is not None:
             at = f"epoch {record.epoch}/{self.epochs}  step {record.step}/{self.steps}"
-            print(f"{self.title}  {at}  {describe(record)}  {record.seconds:.1f} s", flush=True)
+            words = describe(record, self.task, record.score)
+            print(f"{self.title}  {at}  {words}  {record.seconds:.1f} s", flush=True)
 
     def close(self) -> None: ...
 
@@ -53,7 +55,7 @@ class Lines:
 class Bar:
     """A rich progress bar."""
 
-    def __init__(self, title: str, steps: int) -> None:
+    def __init__(self, title: str, task: Task, steps: int) -> None:
         from rich import progress
 
         self.bar = progress.Progress(
@@ -63,27 +65,27 @@ class Bar:
             progress.TextColumn("{task.fields[numbers]}"),
             progress.TimeRemainingColumn(compact=True, elapsed_when_finished=True),
         )
-        self.accuracy: float | None = None
-        self.task: Any = self.bar.add_task(title, total=steps, numbers="")
+        self.score: float | None = None
+        self.task = task
+        self.bar_id: Any = self.bar.add_task(title, total=steps, numbers="")
         self.bar.start()
 
     def step(self, step: int) -> None:
-        self.bar.update(self.task, completed=step)
+        self.bar.update(self.bar_id, completed=step)
 
     def record(self, record: Record) -> None:
-        self.accuracy = record.test_accuracy or self.accuracy
-        self.bar.update(self.task, numbers=describe(record, self.accuracy))
+        self.score = self.score if record.score is None else record.score
+        self.bar.update(self.bar_id, numbers=describe(record, self.task, self.score))
 
     def close(self) -> None:
         self.bar.stop()
 
 
-def describe(record: Record, accuracy: float | None = None) -> str:
-    """The record in a few words."""
-    accuracy = record.test_accuracy if record.test_accuracy is not None else accuracy
+def describe(record: Record, task: Task, score: float | None) -> str:
+    """The record and the last score in a few words."""
     words = [f"loss {record.loss:.4f}"]
-    if accuracy is not None:
-        words.append(f"accuracy {100 * accuracy:.1f} %")
+    if score is not None:
+        words.append(f"{task.measure} {task.words(score)}")
     if record.bytes_sent:
         words.append(f"{fewer(record.bytes_sent, record.bytes_dense)} bytes")
     return "  ".join(words)

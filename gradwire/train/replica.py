@@ -1,11 +1,11 @@
 """This rank's copy of the model, with its optimiser and its wire."""
 
 import gc
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -20,14 +20,21 @@ from gradwire.train.place import Place
 class Replica:
     """The model under DDP, SGD, and gradwire attached (collective).
 
-    `saved` is a checkpoint's content, from `folder`; without it the weights come from the seed.
+    `network` are keywords of the model's function. `saved` is a checkpoint's content, from
+    `folder`; without it the weights come from the seed.
     """
 
     def __init__(
-        self, options: Options, place: Place, folder: Path, saved: dict[str, Any] | None
+        self,
+        options: Options,
+        network: Mapping[str, Any],
+        place: Place,
+        folder: Path,
+        saved: dict[str, Any] | None,
     ) -> None:
+        self.options = options
         torch.manual_seed(mix(options.seed))
-        model = models.build(options.model).to(place.device)
+        model = models.build(options.model, **network).to(place.device)
         if saved is not None:
             model.load_state_dict(saved["model"])
         ids = [place.device.index] if place.device.type == "cuda" else None
@@ -53,11 +60,13 @@ class Replica:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
 
-    def step(self, images: Tensor, labels: Tensor) -> Tensor:
+    def step(self, batch: Sequence[Tensor]) -> Tensor:
         """One optimiser step; returns this rank's loss."""
         self.optimizer.zero_grad()
-        loss = F.cross_entropy(self.ddp(images), labels)
+        loss = self.options.task.loss(self.ddp, batch)
         loss.backward()
+        if self.options.clip:
+            nn.utils.clip_grad_norm_(self.ddp.parameters(), self.options.clip)
         self.optimizer.step()
         return loss.detach()
 

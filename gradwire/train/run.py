@@ -54,7 +54,7 @@ def _work(place: Place, job: Plan) -> Outcome:
         job = _shared(place, job)
     options = job.options
     spec = models.spec(options.model)
-    images = data.load(options.data, options.data_dir, spec.shape).to(place.device)
+    examples = data.load(options.data, options.data_dir, spec.shape).to(place.device)
     results = []
     for run, folder in job.runs():
         result = place.share(_finished(run, folder))
@@ -62,7 +62,7 @@ def _work(place: Place, job: Plan) -> Outcome:
             if place.first and folder != job.folder:
                 folders.write_config(folder, run, job.command)
             place.barrier()
-            result = Trainer(run, folder, images, place, job.sitting).run()
+            result = Trainer(run, folder, examples, place, job.sitting).run()
         results.append(result)
         if results[-1]["stopped"]:
             break

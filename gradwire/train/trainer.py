@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from gradwire.data import Dataset, Shard, mix
+from gradwire.data import Data, Shard, mix
 from gradwire.train import checkpoint
 from gradwire.train.checkpoint import Position
-from gradwire.train.evaluate import accuracy, digest, replicas_identical
+from gradwire.train.evaluate import digest, replicas_identical, score
 from gradwire.train.folder import RESULT, write_json
 from gradwire.train.gradients import record_gradient
 from gradwire.train.metrics import Metrics, Record
@@ -34,25 +34,26 @@ class Trainer:
     """Trains `options` in `folder`, from its checkpoint on if there is one (collective)."""
 
     def __init__(
-        self, options: Options, folder: Path, data: Dataset, place: Place, sitting: Sitting
+        self, options: Options, folder: Path, data: Data, place: Place, sitting: Sitting
     ) -> None:
         self.options, self.folder, self.data = options, folder, data
         self.place, self.sitting = place, sitting
-        examples = len(data.train)
-        self.shard = Shard(examples, options.batch, place.rank, place.world, options.seed)
+        self.task = options.task
+        self.shard = Shard(data.examples, options.batch, place.rank, place.world, options.seed)
         saved = checkpoint.load(folder) if checkpoint.exists(folder) else None
-        self.replica = Replica(options, place, folder, saved)
+        network = {**options.size, **data.network}
+        self.replica = Replica(options, network, place, folder, saved)
         self.position = self._start(saved)
         self.end = self._end()
         self._loss = torch.zeros((), dtype=torch.float64, device=place.device)
         if place.first:
             self._loss += self.position.loss_sum
-            self.metrics = Metrics(folder, self.position.step)
+            self.metrics = Metrics(folder, self.position.step, self.task.column)
         before = self.replica.wire.stats()
         self._before = (before.bytes_sent, before.bytes_dense)
         self._carried = (self.position.bytes_sent, self.position.bytes_dense)
         shown = place.first and not sitting.quiet
-        self.progress = show(options.title, self.end, options.epochs, shown)
+        self.progress = show(options.title, self.task, self.end, options.epochs, shown)
 
     def _start(self, saved: dict[str, Any] | None) -> Position:
         """Where to begin."""
@@ -112,7 +113,7 @@ class Trainer:
         position = self.position
         seed = mix(self.options.seed, position.epoch, position.offset, self.place.rank)
         torch.manual_seed(seed)
-        self._loss += self.replica.step(*self.data.training_batch(indices, seed))
+        self._loss += self.replica.step(self.data.training_batch(indices, seed))
         position.loss_steps += 1
         position.offset += 1
         position.step += 1
@@ -130,12 +131,12 @@ class Trainer:
         """Evaluates, records, and moves on to the next epoch."""
         position = self.position
         self._lap()
-        position.test_accuracy = accuracy(self.replica.module, self.data, self.place)
+        position.score = score(self.replica.module, self.task, self.data, self.place)
         self._since = time.perf_counter()
         position.epoch, position.offset = position.epoch + 1, 0
-        self._record(position.test_accuracy)
+        self._record(position.score)
 
-    def _record(self, test_accuracy: float | None) -> None:
+    def _record(self, score: float | None) -> None:
         """Writes a line of metrics (collective)."""
         position, world = self.position, self.place.world
         density, norm = self._tally()
@@ -143,7 +144,7 @@ class Trainer:
             step=position.step,
             epoch=position.epoch,
             loss=round(position.loss_sum / (world * max(1, position.loss_steps)), 6),
-            test_accuracy=test_accuracy,
+            score=score,
             bytes_sent=position.bytes_sent,
             bytes_dense=position.bytes_dense,
             achieved_density=round(density / world, 8),
@@ -199,7 +200,7 @@ class Trainer:
             "steps": position.step,
             "epochs": position.epoch,
             "loss": last.get("loss"),
-            "test_accuracy": position.test_accuracy,
+            self.task.column: position.score,
             "bytes_sent": position.bytes_sent,
             "bytes_dense": position.bytes_dense,
             "achieved_density": last.get("achieved_density"),

@@ -1,3 +1,4 @@
+import dataclasses
 import subprocess
 import sys
 
@@ -11,7 +12,7 @@ from gradwire import cli
 from gradwire.cli.app import app
 from gradwire.compress import METHODS
 from gradwire.exchange import EXCHANGES
-from gradwire.models import MODELS
+from gradwire.models import TRAINABLE
 from gradwire.train.options import Options
 from tests.report.runs import write_run
 
@@ -46,7 +47,7 @@ def test_the_help_of_train_teaches():
     assert "Examples:" in said
     assert said.count("gradwire train --") >= 3
     assert "torchrun --nproc-per-node" in said
-    for name in MODELS:
+    for name in TRAINABLE:
         assert name in said
     assert f"Default: {Options.density}." in said
 
@@ -120,3 +121,26 @@ def test_doctor_finds_a_backend_that_works_and_measures_the_link():
     assert done.returncode == 0, done.stderr
     for words in ("mlxtend", "gloo  works", "between 2 ranks", "Gbit/s"):
         assert words in done.stdout
+
+
+def test_study_lists_measures_and_reports(main, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    from gradwire.study import STUDIES, bounds
+
+    said = gradwire("study", "list").output
+    assert all(name in said for name in STUDIES)
+    monkeypatch.setattr(bounds, "cells", lambda settings: [{"u": "normal"}])
+    monkeypatch.setitem(STUDIES, "bounds", dataclasses.replace(bounds.STUDY, cells=bounds.cells))
+    code, out, _ = main("study", "bounds", "--small", "--out", str(tmp_path))
+    assert code in (0, None)
+    assert "bounds  1/1  normal" in out
+    assert f"report  {tmp_path}/report.html" in out
+    (tmp_path / "report.html").unlink()
+    assert "report.html" in main("report", str(tmp_path))[1]
+    assert "What top-k leaves behind" in (tmp_path / "report.html").read_text()
+
+
+def test_a_study_that_does_not_exist_names_the_nearest(main):
+    code, _, err = main("study", "bound")
+    assert code == 2
+    assert "unknown study 'bound'. Did you mean 'bounds'?" in err

@@ -4,41 +4,115 @@ import pytest
 import torch
 from torch import nn
 
+from gradwire import data
 from gradwire.errors import ConfigError
-from gradwire.models import MODELS, build, spec
+from gradwire.models import MODELS, TRAINABLE, build, spec
+from gradwire.train.task import TASKS
 
-COUNTS = {"fnn3": 199_210, "lenet5": 61_706, "resnet20": 269_722}
+COUNTS = {
+    "fnn3": 199_210,
+    "lenet5": 61_706,
+    "resnet20": 269_722,
+    "vgg16-cifar": 14_728_266,
+    "lstm-ptb": 66_034_000,
+    "lstm-an4": 27_569_568,
+    "alexnet": 61_100_840,
+    "vgg16": 138_357_544,
+    "resnet50": 25_557_032,
+    "inception-v4": 42_679_816,
+}
+IMAGES = [name for name in TRAINABLE if spec(name).task == "classify"]
 
 
-@pytest.mark.parametrize("name", MODELS)
+def small(name, **kw):
+    """The network in the size that trains on the embedded data."""
+    return build(name, **(dict(spec(name).embedded.size) | kw))
+
+
+@pytest.mark.parametrize("name", COUNTS)
 def test_has_the_published_number_of_parameters(name):
-    count = sum(p.numel() for p in build(name).parameters())
+    with torch.device("meta"):
+        count = sum(p.numel() for p in build(name).parameters())
     assert count == COUNTS[name] == spec(name).parameters
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_takes_its_shape_and_gives_a_score_a_class(name):
-    model = build(name, classes=7)
-    scores = model(torch.randn(2, *spec(name).shape))
-    assert scores.shape == (2, 7)
     assert spec(name).name == name
 
 
-@pytest.mark.parametrize("name", MODELS)
+def test_every_model_has_a_published_number():
+    assert set(MODELS) == set(COUNTS)
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_takes_its_shape_and_gives_a_score_a_class(name):
+    scores = small(name, classes=7)(torch.randn(2, *spec(name).shape))
+    assert scores.shape == (2, 7)
+
+
+@pytest.mark.parametrize("name", ["alexnet", "vgg16", "resnet50", "inception-v4"])
+def test_the_networks_of_table_2_fit_together(name):
+    with torch.device("meta"):
+        model = build(name, classes=7)
+        assert model(torch.empty(2, *spec(name).shape)).shape == (2, 7)
+
+
+@pytest.mark.parametrize("name", TRAINABLE)
 def test_weights_come_from_the_seed(name):
     def weights(seed):
         torch.manual_seed(seed)
-        return torch.cat([p.flatten() for p in build(name).parameters()])
+        return torch.cat([p.flatten() for p in small(name).parameters()])
 
     assert torch.equal(weights(1), weights(1))
     assert not torch.equal(weights(1), weights(2))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", TRAINABLE)
 def test_every_parameter_gets_a_gradient(name):
-    model = build(name)
-    model(torch.randn(4, *spec(name).shape)).square().sum().backward()
+    recipe = spec(name)
+    examples = data.load(recipe.embedded.data, None, recipe.shape)
+    model = small(name, **examples.network)
+    batch = examples.training_batch(torch.arange(40), seed=0)
+    TASKS[recipe.task].loss(model, batch).backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe"),
+    [
+        ("fnn3", (128, 0.01)),
+        ("lenet5", (128, 0.01)),
+        ("resnet20", (32, 0.1)),
+        ("vgg16-cifar", (128, 0.1)),
+        ("lstm-ptb", (20, 22)),
+        ("lstm-an4", (4, 0.0002)),
+    ],
+)
+def test_the_recipe_is_that_of_table_1(name, recipe):
+    assert (spec(name).batch, spec(name).lr) == recipe
+
+
+def test_lstm_ptb_weights_are_uniform():
+    model = build("lstm-ptb", words=50)
+    assert all(p.abs().max() <= 0.04 for p in model.parameters())
+    assert model.lstm.weight_hh_l1.std().item() == pytest.approx(0.04 / math.sqrt(3), rel=0.02)
+
+
+def test_lstm_an4_gates_are_xavier():
+    model = build("lstm-an4")
+    gate = model.lstms[1].weight_ih_l0[800:1600]
+    assert gate.abs().max().item() == pytest.approx(math.sqrt(6 / 1600), rel=0.01)
+
+
+def test_what_is_beyond_an_utterance_does_not_change_its_letters():
+    model = small("lstm-an4").eval()
+    sound = torch.randn(2, 161, 60)
+    lengths = torch.tensor([60, 30])
+    scores, times = model(sound, lengths)
+    sound[1, :, 30:] = 7
+    again, _ = model(sound, lengths)
+    assert times.tolist() == [30, 15]
+    assert torch.equal(scores[0], again[0])
+    assert torch.equal(scores[1, :15], again[1, :15])
+    alone, _ = model(sound[1:, :, :30], lengths[1:])
+    torch.testing.assert_close(alone[0], scores[1, :15])
 
 
 def test_fnn3_weights_are_xavier():

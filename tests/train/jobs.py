@@ -16,7 +16,7 @@ QUIET = Sitting(quiet=True)
 def options(folder, **more):
     """A run of 2 workers, 10 epochs; of 8 steps where there are 133 examples."""
     given = {
-        "data_dir": str(folder),
+        "data_dir": str(folder) if folder else None,
         "epochs": 10,
         "batch": 8,
         "workers": 2,
@@ -28,8 +28,8 @@ def options(folder, **more):
 
 def train(place, run, folder, sitting=QUIET):
     shape = models.spec(run.model).shape
-    images = data.load(run.data, run.data_dir, shape)
-    return Trainer(run, folder, images, place, sitting).run()
+    examples = data.load(run.data, run.data_dir, shape)
+    return Trainer(run, folder, examples, place, sitting).run()
 
 
 def whole_and_in_parts(place, run, folder):

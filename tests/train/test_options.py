@@ -9,14 +9,14 @@ def test_the_model_brings_its_recipe():
     own, digits = resolve({"model": "resnet20", "data_dir": "x"}), resolve({"model": "resnet20"})
     recipe = spec("resnet20")
     assert (own.batch, own.lr, own.epochs) == (32, 0.1, recipe.epochs)
-    assert (digits.lr, digits.epochs) == (recipe.digits_lr, recipe.digits_epochs)
+    assert (digits.lr, digits.epochs) == (recipe.embedded.lr, recipe.embedded.epochs)
     assert (own.data, digits.data) == ("cifar10", "digits")
 
 
 def test_what_was_chosen_comes_before_the_recipe():
     options = resolve({"model": "fnn3", "batch": 7, "lr": 0.5, "epochs": None})
     assert (options.batch, options.lr) == (7, 0.5)
-    assert options.epochs == spec("fnn3").digits_epochs
+    assert options.epochs == spec("fnn3").embedded.epochs
 
 
 def test_a_method_may_name_its_exchange():
@@ -28,7 +28,7 @@ def test_a_method_may_name_its_exchange():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"model": "resnet"}, "Did you mean 'resnet20'"),
+        ({"model": "resnet2"}, "Did you mean 'resnet20'"),
         ({"method": "topq"}, "Did you mean 'topk'"),
         ({"density": 4}, "density must be in"),
         ({"workers": 0}, "workers must be at least 1, got 0"),
@@ -106,7 +106,7 @@ def test_momentum_is_in_sgd_or_in_the_gradients():
     plain = resolve({"momentum": 0.8, "nesterov": True})
     assert (plain.config().momentum, plain.config().nesterov) == (0.0, False)
     assert plain.sgd_momentum == {"momentum": 0.8, "nesterov": True}
-    given = {"momentum": 0.8, "nesterov": True, "momentum_correction": True, "clip": 2.0}
+    given = {"momentum": 0.8, "nesterov": True, "momentum_correction": True, "local_clip": 2.0}
     ours = resolve(given | {"masking": False})
     config = ours.config()
     assert (config.momentum, config.nesterov, config.masking, config.clip) == (0.8, True, False, 2)
@@ -132,3 +132,23 @@ def test_options_are_frozen():
     options = resolve({})
     with pytest.raises(AttributeError):
         options.density = 0.5
+
+
+def test_a_model_may_have_several_data_sets():
+    assert resolve({"model": "lstm-ptb", "data_dir": "x"}).data == "ptb"
+    other = resolve({"model": "lstm-ptb", "data_dir": "x", "data": "wikitext2"})
+    assert (other.data, other.lr, other.clip, other.size) == ("wikitext2", 22, 0.25, {})
+    with pytest.raises(ConfigError, match="unknown data set of lstm-ptb 'mnist'"):
+        resolve({"model": "lstm-ptb", "data": "mnist"})
+
+
+def test_on_embedded_data_the_large_networks_are_small():
+    options = resolve({"model": "lstm-an4"})
+    assert (options.data, options.embedded) == ("tones", True)
+    assert options.size == spec("lstm-an4").embedded.size
+    assert not resolve({"model": "lstm-an4", "data_dir": "x"}).embedded
+
+
+def test_a_model_without_data_is_refused():
+    with pytest.raises(ConfigError, match="'resnet50' is here for its size: there is no reader"):
+        resolve({"model": "resnet50"})

@@ -74,7 +74,7 @@ def test_a_damaged_checkpoint_is_said_to_be_one(tmp_path):
     with pytest.raises(StateError, match=r"trainer.pt cannot be read"):
         checkpoint.load(tmp_path)
     torch.save({"version": 0}, path)
-    with pytest.raises(StateError, match="not a checkpoint of version 1"):
+    with pytest.raises(StateError, match="not a checkpoint of version 2"):
         checkpoint.load(tmp_path)
 
 
@@ -128,6 +128,16 @@ def test_comparison_runs_share_the_seed_and_the_report(files, tmp_path):
     assert read_json(out / "compare-dense" / "config.json")["options"]["seed"] == 0
     finished = train(Plan.resume(out, {}, sitting=Sitting(quiet=True)))
     assert json.dumps(finished.results) == json.dumps(outcome.results)
+
+
+def test_a_language_model_learns_and_its_perplexity_is_reported(tmp_path):
+    run = jobs.options(None, model="lstm-ptb", batch=20, epochs=3, lr=2.0, workers=1)
+    result = launch(jobs.train, run, tmp_path, workers=1)
+    assert run.data == "phrases"
+    # 120 words, of which six may follow; better than that takes more than three epochs.
+    assert 3.6 < result["test_perplexity"] < 40
+    assert read_records(tmp_path / METRICS)[-1]["test_perplexity"] == result["test_perplexity"]
+    assert result["parameters"] < 100_000
 
 
 def until(condition, seconds=60):

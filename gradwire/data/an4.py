@@ -1,0 +1,56 @@
+"""AN4: names, addresses and numbers read aloud, from wav files and two lists."""
+
+import wave
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gradwire.data.dataset import DataError
+from gradwire.data.speech import RATE, Speech, classes
+
+LAYOUT = "AN4 is the lists train.tsv and test.tsv (file, tab, transcript) beside the wav files."
+
+
+def load_an4(folder: Path) -> Speech:
+    """948 + 130 utterances of 16 kHz; the lists are here or in an4/."""
+    return Speech("an4", *_part(folder, "train"), *_part(folder, "test"))
+
+
+def _part(folder: Path, part: str) -> tuple[list[Tensor], list[Tensor]]:
+    """The sounds and letters of one list."""
+    places = (folder, folder / "an4")
+    index = next((p / f"{part}.tsv" for p in places if (p / f"{part}.tsv").is_file()), None)
+    if index is None:
+        raise DataError(f"no {part}.tsv in {folder} or {folder / 'an4'}. {LAYOUT}")
+    sounds, letters = [], []
+    for number, line in enumerate(index.read_text(encoding="utf-8").splitlines(), start=1):
+        name, tab, text = line.partition("\t")
+        if not tab or not text.strip():
+            raise DataError(f"{index}, line {number}: no transcript in {line!r}. {LAYOUT}")
+        sounds.append(read_wav(index.parent / name))
+        letters.append(classes(text.strip().upper(), f"{index}, line {number}"))
+    if not sounds:
+        raise DataError(f"{index} is empty. {LAYOUT}")
+    return sounds, letters
+
+
+def read_wav(path: Path) -> Tensor:
+    """The samples of a 16 kHz mono file of 16-bit PCM."""
+    try:
+        with wave.open(str(path), "rb") as file:
+            kind = (file.getnchannels(), 8 * file.getsampwidth(), file.getframerate())
+            raw = file.readframes(file.getnframes())
+            promised = file.getnframes() * file.getnchannels() * file.getsampwidth()
+    except FileNotFoundError:
+        raise DataError(f"no {path}. {LAYOUT}") from None
+    except (OSError, EOFError, wave.Error) as error:
+        raise DataError(f"{path} is not a wav file: {error}. Fetch it again.") from error
+    if kind != (1, 16, RATE):
+        raise DataError(
+            f"{path} has {kind[0]} channels of {kind[1]} bits at {kind[2]} Hz; "
+            f"it takes 1 of 16 at {RATE}."
+        )
+    if len(raw) != promised:
+        raise DataError(f"{path} holds {len(raw):,} bytes of {promised:,}. Fetch it again.")
+    return torch.frombuffer(bytearray(raw), dtype=torch.int16)

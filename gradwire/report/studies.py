@@ -1,0 +1,82 @@
+"""All studies under a folder as one self-contained page."""
+
+import os
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+
+from gradwire.errors import ConfigError, unknown
+from gradwire.report.chart import svg
+from gradwire.report.page import STYLE
+from gradwire.study import STUDIES
+from gradwire.study.folder import Folder, studies_in
+from gradwire.study.study import Page, Study, Table
+from gradwire.train.folder import REPORT
+
+SPACE = "section { margin-top: 56px; } section > pre { margin-top: 12px; }"
+
+
+def write_studies(out: Path) -> Path:
+    """Writes `out`/report.html from the rows of every study there, and returns its path."""
+    folders = {folder.name: folder for folder in studies_in(out) if folder.rows()}
+    if not folders:
+        raise ConfigError(f"{out} has no study with rows yet. Make one: gradwire study bounds")
+    for name in folders:
+        if name not in STUDIES:
+            raise unknown(f"study in {out}", name, STUDIES)
+    named = [name for name in STUDIES if name in folders]
+    sections = "\n".join(_section(STUDIES[name], folders[name]) for name in named)
+    links = "".join(f'<li><a href="#{name}">{STUDIES[name].title}</a></li>' for name in named)
+    html = (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>gradwire studies</title>\n<style>{STYLE}{SPACE}</style>\n</head>\n<body><main>\n"
+        '<p class="kicker">gradwire &middot; the papers, measured again</p>\n'
+        f'<ul class="legend">{links}</ul>\n{sections}\n</main></body>\n</html>\n'
+    )
+    scratch = out / (REPORT + ".tmp")
+    scratch.write_text(html, encoding="utf-8")
+    os.replace(scratch, out / REPORT)
+    return out / REPORT
+
+
+def _section(study: Study, folder: Folder) -> str:
+    page, head = study.page(folder.rows()), folder.head
+    small = " Small: embedded data on a CPU." if head["settings"]["small"] else ""
+    parts = [
+        f'<section id="{study.name}">',
+        f'<p class="kicker">{escape(study.figures)}.{small}</p>',
+        f"<h1>{escape(study.title)}</h1>",
+        f"<p>{escape(page.says)}</p>",
+        _charts(page),
+        *(_table(table) for table in page.tables),
+        f'<p class="note">{escape(_place(head["machine"]))}</p>',
+        f"<pre>{escape(head.get('command', ''))}</pre>",
+        "</section>",
+    ]
+    return "\n".join(parts)
+
+
+def _charts(page: Page) -> str:
+    figures = (
+        f'<figure role="img" aria-label="{escape(chart.caption)}">'
+        f"<figcaption>{escape(chart.caption)}</figcaption>{svg(chart)}</figure>"
+        for chart in page.charts
+    )
+    return f'<div class="charts">{"".join(figures)}</div>'
+
+
+def _table(table: Table) -> str:
+    head = "".join(f"<th>{escape(c)}</th>" for c in table.columns)
+    rows = "".join(
+        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in table.rows
+    )
+    note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
+    return (
+        f'<h2>{escape(table.title)}</h2><div class="scroll"><table class="numbers">'
+        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{note}"
+    )
+
+
+def _place(machine: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in machine.items())

@@ -1,0 +1,11 @@
+"""The papers' figures and tables, one file each."""
+
+from gradwire.study import bounds, buildup, convergence, distributions, operators
+from gradwire.study.study import Page, Settings, Study
+
+STUDIES: dict[str, Study] = {
+    module.STUDY.name: module.STUDY
+    for module in (distributions, bounds, operators, convergence, buildup)
+}
+
+__all__ = ["STUDIES", "Page", "Settings", "Study"]

@@ -1,0 +1,178 @@
+"""Figures 1 and 6: what compression costs in accuracy, on 16 virtual workers."""
+
+import math
+from collections.abc import Sequence
+from statistics import mean, stdev
+from typing import Any
+
+from gradwire import models
+from gradwire.report.chart import GREY, Chart, Line
+from gradwire.report.outcome import size
+from gradwire.study.crew import Crew
+from gradwire.study.study import Cell, Page, Row, Settings, Study, Table, listed, repeatable, there
+from gradwire.train.options import Options, resolve
+from gradwire.train.task import TASKS, Task
+
+DENSITY, WORKERS, WARM = 0.001, 16, 0.1
+WANTED = (
+    "dense", "topk/allgather", "topk/union", "topk/gtopk", "randk/allgather", "gaussiank/allgather",
+    "dgc/allgather", "topk/sketched", "topk/gs-sgd",
+)  # fmt: skip
+RUNS: dict[str, dict[str, Any]] = {
+    "resnet20": {"epochs": 120, "lr": 0.4, "weight_decay": 1e-4},
+    "vgg16-cifar": {"epochs": 120, "batch": 32, "lr": 0.4, "weight_decay": 5e-4},
+    "lstm-ptb": {"epochs": 20},
+    "lstm-an4": {"epochs": 40},
+}
+"""The learning rate is warmed up over a tenth of the run, then falls like a cosine."""
+
+SMALL: dict[str, dict[str, Any]] = {"fnn3": {"epochs": 4, "batch": 16, "lr": 0.1}}
+SEEDS, SMALL_SEEDS = 3, 2
+PAPER = {
+    "topk/allgather": "-0.6 to -0.8 points",
+    "gaussiank/allgather": "-0.6 to -0.8 points",
+    "randk/allgather": "much slower",
+}
+"""What the text says of CIFAR-10; Figures 1 and 6 have curves only."""
+
+
+def cells(settings: Settings) -> list[Cell]:
+    """A training run each, seed by seed, so that a study that is stopped has pairs."""
+    runs, seeds = (SMALL, SMALL_SEEDS) if settings.small else (RUNS, SEEDS)
+    return [
+        {"model": model, "recipe": name, "seed": settings.seed + seed}
+        for model in runs
+        for seed in range(seeds)
+        for name in WANTED
+        if there(name)
+    ]
+
+
+def measure(settings: Settings, cell: Cell) -> list[Row]:
+    """A row an epoch."""
+    model = cell["model"]
+    given = (SMALL if settings.small else RUNS)[model] | {"model": model, "seed": cell["seed"]}
+    given |= {"method": cell["recipe"], "workers": WORKERS, "density": DENSITY}
+    options = resolve(given | {"data_dir": settings.data_dir, "device": settings.device})
+    with repeatable(settings):
+        return _train(options, cell)
+
+
+def _train(options: Options, cell: Cell) -> list[Row]:
+    spec = models.spec(options.model)
+    crew = Crew.of(options)
+    total, rows = options.epochs * crew.epoch_steps, []
+    for epoch in range(1, options.epochs + 1):
+        losses = [crew.step(options.lr * rate(crew.steps / total)) for _ in range(crew.epoch_steps)]
+        row = {"task": spec.task, "epoch": epoch, "epochs": options.epochs, "loss": mean(losses)}
+        row |= {"score": crew.score(), "bytes": crew.bytes_sent, "d": crew.entries}
+        rows.append(cell | row | {"residual_bytes": crew.residual_bytes})
+    return rows
+
+
+def rate(done: float) -> float:
+    """The share of the learning rate after `done` of the run."""
+    if done < WARM:
+        return max(done / WARM, 0.01)
+    return 0.5 * (1 + math.cos(math.pi * (done - WARM) / (1 - WARM)))
+
+
+Runs = dict[str, dict[int, list[Row]]]
+"""Recipe, seed, and the rows of that run."""
+
+
+def page(rows: Sequence[Row]) -> Page:
+    """Score against epochs and bytes, and final numbers with their spread."""
+    found: dict[str, Runs] = {}
+    for row in rows:
+        seeds = found.setdefault(row["model"], {}).setdefault(row["recipe"], {})
+        seeds.setdefault(row["seed"], []).append(row)
+    says = [_says(model, runs) for model, runs in found.items()]
+    missing = [name for name in WANTED if not there(name)]
+    if missing:
+        says.append(f"Not measured, because not in this version: {listed(missing)}.")
+    charts = [_chart(model, runs, x) for model, runs in found.items() for x in ("epoch", "bytes")]
+    return Page(" ".join(says), [_table(model, runs) for model, runs in found.items()], charts)
+
+
+def _says(model: str, runs: Runs) -> str:
+    """Who comes closest to dense, and who stays farthest."""
+    task = TASKS[models.spec(model).task]
+    gaps = {name: mean(_gaps(runs, name)) for name in runs if name != "dense" and _gaps(runs, name)}
+    if not gaps:
+        return f"{model} has no pair of runs yet."
+    order = sorted(gaps, key=gaps.__getitem__, reverse=task.higher_is_better)
+    ends = [f"{name} ({words(gaps[name], task)})" for name in (order[0], order[-1])]
+    return (
+        f"{model}, k = {DENSITY:g} d, {WORKERS} workers: {ends[0]} comes closest to dense, "
+        f"{ends[1]} stays farthest."
+    )
+
+
+def _gaps(runs: Runs, name: str) -> list[float]:
+    """The last score less that of dense, for every seed that both have."""
+    dense, own = runs.get("dense", {}), runs[name]
+    return [own[seed][-1]["score"] - dense[seed][-1]["score"] for seed in own if seed in dense]
+
+
+def words(gap: float, task: Task) -> str:
+    """A difference of scores: points for shares, as it is for perplexity."""
+    return f"{gap:+.2f}" if task.measure == "test perplexity" else f"{100 * gap:+.1f} points"
+
+
+def _chart(model: str, runs: Runs, x: str) -> Chart:
+    """The mean over seeds."""
+    task, lines = TASKS[models.spec(model).task], []
+    percent = 1 if task.measure == "test perplexity" else 100
+    for name, seeds in runs.items():
+        steps = list(zip(*seeds.values(), strict=False))
+        xs = [row[0][x] / (1e6 if x == "bytes" else 1) for row in steps]
+        ys = [percent * mean(row["score"] for row in step) for step in steps]
+        lines.append(Line(name, xs, ys, "dashes" if name == "dense" else "dots", _colour(name)))
+    figure = "Figures 1 and 6" if x == "epoch" else "The same by bytes"
+    label = "epoch" if x == "epoch" else "MB sent by all workers"
+    unit = task.measure if percent == 1 else f"{task.measure}, %"
+    caption = f"{figure}: {model}, k = {DENSITY:g} d, {WORKERS} workers"
+    return Chart(f"{model}-{x}", caption, label, unit, lines, log_x=x == "bytes")
+
+
+def _colour(name: str) -> str:
+    return GREY if name == "dense" else ""
+
+
+def _table(model: str, runs: Runs) -> Table:
+    task = TASKS[models.spec(model).task]
+    body = []
+    for name, seeds in runs.items():
+        last = [rows[-1] for rows in seeds.values()]
+        scores, gaps = [row["score"] for row in last], _gaps(runs, name)
+        spread = f"{min(map(task.words, scores))} to {max(map(task.words, scores))}"
+        paired = words(mean(gaps), task) if gaps and name != "dense" else ""
+        if len(gaps) > 1 and name != "dense":
+            paired += f" +- {words(stdev(gaps), task).lstrip('+')}"
+        sent = mean(row["bytes"] for row in last)
+        dense = mean(rows[-1]["bytes"] for rows in runs["dense"].values()) if "dense" in runs else 0
+        share = f"{dense / sent:.0f}x fewer" if dense and name != "dense" else ""
+        body.append([name, task.words(mean(scores)), spread, paired, PAPER.get(name, "")])
+        body[-1] += [size(sent), share]
+    some = next(iter(next(iter(runs.values())).values()))[-1]
+    columns = ["", task.measure, "seeds", "against dense", "paper, against dense", "bytes", ""]
+    note = (
+        f"{len(next(iter(runs.values())))} seeds, {some['epochs']} epochs, d = {some['d']:,}; all "
+    )
+    note += (
+        f"{WORKERS} residuals take {size(some['residual_bytes'])}. Pairs share seed and order of "
+    )
+    note += "examples. The paper: 120 epochs of CIFAR-10, VGG-16 and ResNet-20."
+    return Table(f"{model} at the end", columns, body, note)
+
+
+STUDY = Study(
+    name="convergence",
+    title="What compression costs in accuracy",
+    figures="Shi et al. (2019), Figures 1 and 6",
+    cells=cells,
+    measure=measure,
+    page=page,
+    files=("cifar10", "ptb", "an4"),
+)

@@ -1,0 +1,110 @@
+"""A study's folder: study.json, rows.jsonl, pictures. Rows come a cell at a time, so it resumes."""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from gradwire.errors import ConfigError, StateError
+from gradwire.study.study import Cell, Row, Settings
+from gradwire.train.folder import machine, read_json, write_json
+from gradwire.version import __version__
+
+HEAD, ROWS = "study.json", "rows.jsonl"
+
+
+class Folder:
+    """The rows of one study under `out`; `head` says what was asked and where it was measured."""
+
+    def __init__(self, out: Path, name: str) -> None:
+        self.path = out / name
+        self.name = name
+
+    def open(self, settings: Settings, command: str) -> None:
+        """Makes the folder, or checks that it belongs to the same question."""
+        asked = asdict(settings)
+        if (self.path / HEAD).is_file():
+            self._check(asked)
+            return
+        head = {"name": self.name, "settings": asked, "command": command}
+        with _writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_json(self.path / HEAD, head | {"machine": machine(settings.device)})
+
+    def _check(self, asked: dict[str, Any]) -> None:
+        head = self.head
+        made = head.get("machine", {}).get("gradwire")
+        if made != __version__:
+            raise ConfigError(
+                f"{self.path} was made by gradwire {made}, this is {__version__}: "
+                "choose another --out."
+            )
+        for name, value in asked.items():
+            if head["settings"].get(name) != value:
+                raise ConfigError(
+                    f"{self.path} was begun with {name} = {head['settings'].get(name)!r}, now "
+                    f"{value!r} is asked for: choose another --out."
+                )
+
+    @property
+    def head(self) -> dict[str, Any]:
+        head = read_json(self.path / HEAD)
+        if not isinstance(head, dict) or not isinstance(head.get("settings"), dict):
+            raise StateError(f"{self.path / HEAD} is no study's.")
+        return head
+
+    def rows(self) -> list[Row]:
+        """All rows so far."""
+        return [row for _, rows in self._cells() for row in rows]
+
+    def done(self) -> list[Cell]:
+        """The cells that are measured."""
+        return [cell for cell, _ in self._cells()]
+
+    def add(self, cell: Cell, rows: Sequence[Row]) -> None:
+        """Appends a cell: one line, so that a crash leaves a whole cell or none."""
+        line = json.dumps({"cell": cell, "rows": list(rows)}) + "\n"
+        with _writing(self.path / ROWS), (self.path / ROWS).open("a", encoding="utf-8") as file:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def write(self, name: str, content: bytes) -> None:
+        """Writes a picture."""
+        with _writing(self.path / name):
+            (self.path / name).write_bytes(content)
+
+    def _cells(self) -> list[tuple[Cell, list[Row]]]:
+        path = self.path / ROWS
+        if not path.is_file():
+            return []
+        found, text = [], path.read_text(encoding="utf-8")
+        for line in text.splitlines(keepends=True):
+            if not line.endswith("\n"):
+                # The disk was full, or the process was killed: this cell is measured again.
+                with _writing(path):
+                    path.write_text(text[: -len(line)], encoding="utf-8")
+                break
+            entry = json.loads(line)
+            found.append((entry["cell"], entry["rows"]))
+        return found
+
+
+def studies_in(out: Path) -> list[Folder]:
+    """The studies under `out`, by name."""
+    heads = sorted(out.glob(f"*/{HEAD}")) if out.is_dir() else []
+    return [Folder(out, head.parent.name) for head in heads]
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """An error of the disk as one line that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise StateError(
+            f"{path} cannot be written: {error.strerror}. The same command goes on from here."
+        ) from error

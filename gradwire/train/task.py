@@ -1,0 +1,118 @@
+"""What is learned: the loss of a batch, and the score of a model on the test set."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Batch = Sequence[Tensor]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A loss to train with, and a score to report.
+
+    `count` gives (part, whole) of a test batch, float64; they are added over all batches, and
+    `score` makes one number of the sums. `column` is its name in metrics.jsonl.
+    """
+
+    measure: str
+    column: str
+    loss: Callable[[nn.Module, Batch], Tensor]
+    count: Callable[[nn.Module, Batch], Tensor]
+    score: Callable[[Tensor], float]
+    words: Callable[[float], str]
+    higher_is_better: bool = False
+
+
+def _share(sums: Tensor) -> float:
+    return float(sums[0] / sums[1])
+
+
+def _percent(score: float) -> str:
+    return f"{100 * score:.1f} %"
+
+
+def _classify_loss(model: nn.Module, batch: Batch) -> Tensor:
+    images, labels = batch
+    return F.cross_entropy(model(images), labels)
+
+
+def _right(model: nn.Module, batch: Batch) -> Tensor:
+    images, labels = batch
+    right = (model(images).argmax(dim=1) == labels).sum()
+    return torch.stack([right, right.new_tensor(len(labels))]).double()
+
+
+def _language_loss(model: nn.Module, batch: Batch) -> Tensor:
+    words, following = batch
+    return F.cross_entropy(model(words).flatten(0, 1), following.flatten())
+
+
+def _surprise(model: nn.Module, batch: Batch) -> Tensor:
+    loss = _language_loss(model, batch).double()
+    return torch.stack([loss * batch[1].numel(), loss.new_tensor(batch[1].numel())])
+
+
+def _perplexity(sums: Tensor) -> float:
+    return float((sums[0] / sums[1]).exp())
+
+
+def _speech_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """CTC, added over the letters of an utterance, the mean over utterances.
+
+    An utterance with more letters than frames cannot be spelled; it counts nothing.
+    """
+    sound, frames, letters, counts = batch
+    scores, times = model(sound, frames)
+    chances = scores.float().log_softmax(dim=2).transpose(0, 1)
+    lost = F.ctc_loss(chances, letters, times, counts, reduction="sum", zero_infinity=True)
+    return lost / len(sound)
+
+
+def _misspelled(model: nn.Module, batch: Batch) -> Tensor:
+    """Letters to change, add or drop in the likeliest spelling of each frame, and letters in all.
+
+    Likeliest class a frame, repeats joined, blanks dropped; no dictionary.
+    """
+    sound, frames, letters, counts = batch
+    scores, times = model(sound, frames)
+    best = scores.argmax(dim=2).cpu()
+    wrong = 0
+    for row, time, wanted in zip(
+        best, times.tolist(), letters.cpu().split(counts.tolist()), strict=True
+    ):
+        joined = row[:time].unique_consecutive()
+        wrong += edits(joined[joined > 0].tolist(), wanted.tolist())
+    return torch.tensor([wrong, len(letters)], dtype=torch.float64, device=sound.device)
+
+
+def edits(said: Sequence[int], wanted: Sequence[int]) -> int:
+    """The fewest changes that make `wanted` of `said` (Levenshtein)."""
+    row = list(range(len(wanted) + 1))
+    for i, letter in enumerate(said, start=1):
+        before, row[0] = row[0], i
+        for j, other in enumerate(wanted, start=1):
+            best = min(row[j] + 1, row[j - 1] + 1, before + (letter != other))
+            before, row[j] = row[j], best
+    return row[-1]
+
+
+TASKS = {
+    "classify": Task(
+        "test accuracy", "test_accuracy", _classify_loss, _right, _share, _percent, True
+    ),
+    "language": Task(
+        "test perplexity",
+        "test_perplexity",
+        _language_loss,
+        _surprise,
+        _perplexity,
+        "{:.2f}".format,
+    ),
+    "speech": Task(
+        "test letter error", "test_letter_error", _speech_loss, _misspelled, _share, _percent
+    ),
+}

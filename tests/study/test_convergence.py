@@ -1,0 +1,95 @@
+import pytest
+
+from gradwire.compress import METHODS
+from gradwire.study import convergence, operators
+from gradwire.study.study import Settings
+
+SMALL = Settings(small=True)
+
+
+def rows(recipe, seed, scores, model="fnn3", sent=10):
+    fixed = {"model": model, "recipe": recipe, "seed": seed, "epochs": len(scores), "d": 100}
+    fixed |= {"residual_bytes": 6400, "task": "classify", "loss": 1.0}
+    return [
+        fixed | {"epoch": i, "score": score, "bytes": i * sent}
+        for i, score in enumerate(scores, start=1)
+    ]
+
+
+def test_the_page_pairs_the_seeds():
+    page = convergence.page(
+        rows("dense", 0, [0.5, 0.90], sent=1000)
+        + rows("topk/allgather", 0, [0.4, 0.89])
+        + rows("randk/allgather", 0, [0.1, 0.20])
+        + rows("dense", 1, [0.5, 0.92], sent=1000)
+        + rows("topk/allgather", 1, [0.4, 0.90])
+        + rows("randk/allgather", 1, [0.1, 0.10])
+    )
+    table = {row[0]: row[1:] for row in page.tables[0].rows}
+    topk = ["89.5 %", "89.0 % to 90.0 %", "-1.5 points +- 0.7 points", "-0.6 to -0.8 points"]
+    assert table["topk/allgather"] == [*topk, "20 B", "100x fewer"]
+    assert table["dense"][:3] == ["91.0 %", "90.0 % to 92.0 %", ""]
+    assert "topk/allgather (-1.5 points) comes closest to dense" in page.says
+    assert "randk/allgather (-76.0 points) stays farthest" in page.says
+    assert [chart.name for chart in page.charts] == ["fnn3-epoch", "fnn3-bytes"]
+    assert page.charts[0].lines[1].ys == pytest.approx([40, 89.5])
+
+
+def test_lower_perplexity_is_closer():
+    page = convergence.page(
+        rows("dense", 0, [80.0], "lstm-ptb")
+        + rows("topk/allgather", 0, [82.0], "lstm-ptb")
+        + rows("randk/allgather", 0, [300.0], "lstm-ptb")
+    )
+    assert "topk/allgather (+2.00) comes closest" in page.says
+    assert "randk/allgather (+220.00) stays farthest" in page.says
+
+
+def test_a_study_that_was_stopped_before_the_first_pair_says_so():
+    assert "fnn3 has no pair of runs yet" in convergence.page(rows("dense", 0, [0.5])).says
+
+
+def test_a_run_gives_a_row_an_epoch(monkeypatch):
+    monkeypatch.setitem(convergence.SMALL, "fnn3", {"epochs": 2, "batch": 100, "lr": 0.1})
+    cell = {"model": "fnn3", "recipe": "topk/union", "seed": 1}
+    found = convergence.measure(SMALL, cell)
+    assert [row["epoch"] for row in found] == [1, 2]
+    assert found[0]["bytes"] * 2 == found[1]["bytes"] > 0
+    assert found[0]["residual_bytes"] == 16 * 4 * 199_210
+    assert found == convergence.measure(SMALL, cell)
+
+
+def test_the_learning_rate_rises_then_falls_to_nothing():
+    rates = [convergence.rate(i / 100) for i in range(101)]
+    assert rates[0] == 0.01
+    assert rates[10] == pytest.approx(1)
+    assert rates[5] == pytest.approx(0.5)
+    assert rates[55] == pytest.approx(0.5)
+    assert rates[100] == pytest.approx(0, abs=1e-9)
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+
+
+def test_only_what_this_version_has_is_asked_for():
+    recipes = {cell["recipe"] for cell in convergence.cells(SMALL)}
+    assert {"dense", "topk/allgather", "topk/union", "topk/gtopk", "randk/allgather"} <= recipes
+    assert all(recipe.partition("/")[0] in METHODS for recipe in recipes)
+    full = convergence.cells(Settings())
+    assert {c["model"] for c in full} == {"resnet20", "vgg16-cifar", "lstm-ptb", "lstm-an4"}
+
+
+def test_operators_measures_the_floor_torch_and_every_method():
+    found = operators.measure(SMALL, {"millions": 1})
+    assert {row["method"] for row in found} == {"floor", "torch.topk", *METHODS}
+    page = operators.page(found)
+    table = {row[0]: row for row in page.tables[0].rows}
+    assert table["torch.topk"][3] == "13.6"
+    assert float(table["floor"][4]) == 1
+    assert table["topk"][5] == "1.000"
+    assert "At 1 M entries" in page.says
+    assert len(page.charts[0].lines) == len(found)
+
+
+def test_a_seed_that_dense_does_not_have_yet_makes_no_pair():
+    done = rows("dense", 0, [0.5]) + rows("topk/allgather", 0, [0.4])
+    page = convergence.page(done + rows("topk/allgather", 1, [0.9]))
+    assert "topk/allgather (-10.0 points) comes closest" in page.says

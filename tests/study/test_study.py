@@ -1,0 +1,148 @@
+import json
+import re
+import sys
+
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from gradwire.errors import ConfigError, StateError
+from gradwire.report import ReportError
+from gradwire.report.chart import Chart, Line, png, shades, svg
+from gradwire.report.studies import write_studies
+from gradwire.study import STUDIES, bounds
+from gradwire.study.folder import Folder, studies_in
+from gradwire.study.run import run_study
+from gradwire.study.study import Page, Settings, Study, Table, listed
+
+SMALL = Settings(small=True)
+
+
+def made(measured, cells=3, name="bounds"):
+    """A study that notes which cells it was asked for."""
+
+    def measure(settings, cell):
+        measured.append(cell["n"])
+        return [{"n": cell["n"], "square": cell["n"] ** 2}]
+
+    def page(rows):
+        xs, ys = [r["n"] for r in rows], [r["square"] for r in rows]
+        chart = Chart("squares", "Squares <1>", "n", "n^2", [Line("a & b", xs, ys)])
+        return Page(f"{len(rows)} rows", [Table("All", ["n"], [[str(x)] for x in xs])], [chart])
+
+    return Study(name, "T", "F", lambda s: [{"n": n} for n in range(cells)], measure, page)
+
+
+def run(study, out, settings=SMALL):
+    said = []
+    page = run_study(study, settings, out, "gradwire study <x>", said.append)
+    return page, said
+
+
+def test_a_study_writes_rows_and_pictures(tmp_path):
+    page, said = run(made([]), tmp_path)
+    assert page.says == "3 rows"
+    assert len(said) == 3
+    assert said[0].startswith("bounds  1/3  0  ")
+    folder = tmp_path / "bounds"
+    assert (folder / "squares.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (folder / "squares.svg").read_text()
+    assert [r["square"] for r in Folder(tmp_path, "bounds").rows()] == [0, 1, 4]
+
+
+def test_what_is_measured_is_not_measured_again(tmp_path):
+    measured = []
+    run(made(measured, cells=2), tmp_path)
+    page, _ = run(made(measured, cells=4), tmp_path)
+    assert measured == [0, 1, 2, 3]
+    assert page.says == "4 rows"
+
+
+def test_a_cell_that_was_cut_off_is_measured_again(tmp_path):
+    measured = []
+    run(made(measured), tmp_path)
+    path = tmp_path / "bounds" / "rows.jsonl"
+    path.write_text(path.read_text()[:-5])
+    run(made(measured), tmp_path)
+    assert measured == [0, 1, 2, 2]
+    assert [json.loads(line)["cell"]["n"] for line in path.read_text().splitlines()] == [0, 1, 2]
+
+
+def test_another_question_needs_another_folder(tmp_path):
+    run(made([]), tmp_path)
+    with pytest.raises(ConfigError, match=r"begun with seed = 0, now 1 is asked for: .*--out"):
+        run(made([]), tmp_path, Settings(small=True, seed=1))
+
+
+def test_a_folder_of_another_version_is_refused(tmp_path):
+    run(made([]), tmp_path)
+    head = tmp_path / "bounds" / "study.json"
+    head.write_text(head.read_text().replace('"gradwire": "', '"gradwire": "9'))
+    with pytest.raises(ConfigError, match=r"was made by gradwire 9.*choose another --out"):
+        run(made([]), tmp_path)
+
+
+def test_a_disk_that_takes_nothing_is_one_line(tmp_path):
+    (tmp_path / "bounds").write_text("a file where the folder should be")
+    with pytest.raises(StateError, match=r"cannot be written: .* The same command goes on"):
+        run(made([]), tmp_path)
+
+
+def test_a_full_study_says_which_files_it_reads(tmp_path):
+    with pytest.raises(ConfigError, match=r"study bounds reads mnist, cifar10, ptb: .*--small"):
+        run(bounds.STUDY, tmp_path, Settings())
+
+
+def test_without_matplotlib_the_rows_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ReportError, match="the rows are measured; pictures need matplotlib"):
+        run(made([]), tmp_path)
+    assert len(Folder(tmp_path, "bounds").rows()) == 3
+
+
+def test_the_report_has_every_study_and_needs_nothing_from_outside(tmp_path, monkeypatch):
+    for name in ("bounds", "distributions"):
+        monkeypatch.setitem(STUDIES, name, made([], name=name))
+        run(STUDIES[name], tmp_path)
+    assert [folder.name for folder in studies_in(tmp_path)] == ["bounds", "distributions"]
+    text = write_studies(tmp_path).read_text()
+    assert text.count("<section") == text.count("<svg") == 2
+    assert text.index('id="distributions"') < text.index('id="bounds"')
+    assert "a &amp; b" in text
+    assert "Squares &lt;1&gt;" in text
+    assert "gradwire study &lt;x&gt;" in text
+    assert "<script" not in text
+    assert not re.search(r'(src|href)="(?!#)', text)
+
+
+def test_a_report_of_an_unknown_study_names_it(tmp_path):
+    run(made([], name="bonds"), tmp_path)
+    with pytest.raises(ConfigError, match=r"unknown study in .* 'bonds'. Did you mean 'bounds'"):
+        write_studies(tmp_path)
+
+
+def test_a_report_of_nothing_says_how_to_begin(tmp_path):
+    with pytest.raises(ConfigError, match="no study with rows yet"):
+        write_studies(tmp_path)
+
+
+def test_the_same_rows_give_the_same_pictures():
+    chart = Chart("a", "b", "x", "y", [Line("l", [1, 2], [3, 4], "dashes")], log_x=True, log_y=True)
+    assert png(chart) == png(chart)
+    assert svg(chart) == svg(chart)
+    assert "currentColor" in svg(chart)
+
+
+def test_shades_go_from_light_to_dark():
+    colours = [int(c[1:3], 16) for c in shades(5)]
+    assert colours == sorted(colours, reverse=True)
+    assert len(set(colours)) == 5
+
+
+def test_names_in_a_row():
+    assert [listed(x) for x in ([], ["a"], ["a", "b"], "abc")] == [
+        "none",
+        "a",
+        "a and b",
+        "a, b and c",
+    ]
