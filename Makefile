@@ -19,7 +19,7 @@ lint: $(VENV)/.ready
 	$(BIN)/mypy
 
 check: $(VENV)/.ready
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2
 
 # A million damaged messages into every decoder: ten minutes on one core.
 fuzz: $(VENV)/.ready

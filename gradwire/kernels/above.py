@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gradwire.kernels.above_cpu import above_cpu
 from gradwire.kernels.above_torch import above_torch
+from gradwire.kernels.backend import uses_triton
 
 
 def above(
@@ -26,4 +27,8 @@ def above(
 
 @functools.cache
 def _version(device: torch.device) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    if uses_triton(device):
+        from gradwire.kernels.above_triton import above_triton
+
+        return above_triton
     return above_cpu if device.type == "cpu" else above_torch

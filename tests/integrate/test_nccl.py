@@ -5,6 +5,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire.compress import METHODS
+from tests.cluster.test_law import violation
 from tests.integrate import models
 from tests.ranks import Ranks
 
@@ -130,8 +132,8 @@ def test_grad_scaler_on_the_device(nccl):
         assert finite
 
 
-def without_sync(rank, exchange):
-    ddp, wire = wrapped(exchange=exchange)
+def without_sync(rank, fields):
+    ddp, wire = wrapped(**fields)
     optimizer = train(ddp, rank, 5)
     batches = [models.data(rank, step).cuda() for step in range(5)]
     torch.cuda.synchronize()
@@ -148,7 +150,35 @@ def without_sync(rank, exchange):
 
 @pytest.mark.parametrize("exchange", ["allgather", *EVERY])
 def test_no_host_sync_in_a_step(nccl, exchange):
-    assert nccl.run(2, without_sync, exchange) == [10, 10]
+    assert nccl.run(2, without_sync, {"exchange": exchange}) == [10, 10]
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "topk"])
+def test_no_host_sync_by_any_method(nccl, method):
+    assert nccl.run(2, without_sync, {"method": method}) == [10, 10]
+
+
+CODES = [("bf16", "packed"), ("int4", "packed"), ("int8", "local16"), ("fp16", "bitmap")]
+
+
+@pytest.mark.parametrize(("values", "indices"), CODES)
+def test_no_host_sync_by_any_encoding(nccl, values, indices):
+    fields = {"values": values, "indices": indices, "momentum": 0.9, "clip": 1.0}
+    assert nccl.run(2, without_sync, fields) == [10, 10]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_law_on_the_gpu(method):
+    cluster = gradwire.VirtualCluster(3, method=method, density=0.01)
+    old = [torch.zeros(20011)] * 3
+    for step in range(3):
+        seeds = [torch.Generator().manual_seed(10 * step + r) for r in range(3)]
+        g = [torch.randn(20011, generator=seed) ** 3 for seed in seeds]
+        update = cluster.average([x.cuda() for x in g]).cpu()
+        new = [cluster.residual(rank).cpu() for rank in range(3)]
+        u = [a + b for a, b in zip(g, old, strict=True)]
+        assert violation(u, update, new) <= 4
+        old = new
 
 
 @pytest.mark.parametrize("method", ["topk", "randk", "dense"])
