@@ -4,10 +4,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import torch
+from torch.autograd import profiler
 
 STAGES = ("accumulate", "compress", "encode", "exchange", "decode")
+
+
+Mark = float | torch.cuda.Event
+"""When a stage began or ended: host seconds, or an event on the device."""
 
 
 class Clock:
@@ -17,19 +23,22 @@ class Clock:
         self.device = device
         self._seconds = dict.fromkeys(STAGES, 0.0)
         self._open: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+        self._spare: list[torch.cuda.Event] = []
 
-    @contextmanager
-    def time(self, name: str) -> Iterator[None]:
+    def mark(self) -> Mark:
         if self.device.type != "cuda":
-            started = time.perf_counter()
-            yield
-            self._seconds[name] += time.perf_counter() - started
-            return
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        yield
-        end.record()
-        self._open.append((name, begin, end))
+            return time.perf_counter()
+        event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def add(self, name: str, begin: Mark) -> None:
+        """The stage that began at `begin` ends now."""
+        end = self.mark()
+        if isinstance(begin, float) and isinstance(end, float):
+            self._seconds[name] += end - begin
+        elif isinstance(begin, torch.cuda.Event) and isinstance(end, torch.cuda.Event):
+            self._open.append((name, begin, end))
         if len(self._open) > 512:
             self._collect()
 
@@ -45,6 +54,7 @@ class Clock:
         while self._open and self._open[0][2].query():
             name, begin, end = self._open.pop(0)
             self._seconds[name] += begin.elapsed_time(end) / 1e3
+            self._spare += begin, end
 
 
 _clock: ContextVar[Clock | None] = ContextVar("gradwire_clock", default=None)
@@ -60,13 +70,26 @@ def timed_by(clock: Clock) -> Iterator[None]:
         _clock.reset(token)
 
 
-@contextmanager
-def stage(name: str) -> Iterator[None]:
-    """One stage of the path: a profiler range, and time on the current clock."""
-    clock = _clock.get()
-    with torch.profiler.record_function(f"gradwire::{name}"):
-        if clock is None:
-            yield
-        else:
-            with clock.time(name):
-                yield
+class stage:
+    """One stage of the path: time on the current clock, and a range where a profiler looks."""
+
+    # Not a generator, and no range that nobody sees: ten stages a bundle took half of its host time.
+    __slots__ = ("_begin", "_clock", "_name", "_range")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._range = None
+        if getattr(profiler, "_is_profiler_enabled", True):
+            self._range = profiler.record_function(f"gradwire::{self._name}")
+            self._range.__enter__()
+        self._clock = _clock.get()
+        if self._clock is not None:
+            self._begin = self._clock.mark()
+
+    def __exit__(self, kind: Any, *what: Any) -> None:
+        if self._clock is not None and kind is None:
+            self._clock.add(self._name, self._begin)
+        if self._range is not None:
+            self._range.__exit__(kind, *what)
