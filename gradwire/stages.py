@@ -73,7 +73,7 @@ def timed_by(clock: Clock) -> Iterator[None]:
 class stage:
     """One stage of the path: time on the current clock, and a range where a profiler looks."""
 
-    # Not a generator, and no range that nobody sees: ten stages a bundle took half of its host time.
+    # Not a generator, and no range that nobody sees: that took half of the host time of a bundle.
     __slots__ = ("_begin", "_clock", "_name", "_range")
 
     def __init__(self, name: str) -> None:
