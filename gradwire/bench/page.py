@@ -19,6 +19,7 @@ CHARTS: tuple[tuple[str, Callable[[Row], float | None], float], ...] = (
     ("Energy chosen over that of the exact top k", lambda r: r.energy, 1),
     ("Share of the exact top k that was found", lambda r: r.recall, 1),
 )
+SHAPES = (("o", "&#9679;"), ("s", "&#9632;"), ("D", "&#9670;"), ("^", "&#9650;"))
 COLUMNS = ("Method", "Data", "Entries", "Density", "n/k", "Energy", "Recall", "ms", "Of the floor")
 
 
@@ -34,8 +35,8 @@ def write_page(rows: Sequence[Row], folder: Path) -> Path:
 def _page(rows: Sequence[Row]) -> str:
     groups = _groups(rows)
     keys = "".join(
-        f'<li><i style="background:{colour}"></i>{escape(name)}</li>'
-        for name, colour in zip(groups, _colours(groups), strict=True)
+        f'<li><b style="color:{colour}">{sign}</b> {escape(name)}</li>'
+        for name, (colour, _, sign) in zip(groups, _looks(groups), strict=True)
     )
     figures = "".join(
         f'<figure role="img" aria-label="{escape(caption)}"><figcaption>{escape(caption)}'
@@ -66,7 +67,7 @@ def _chose(row: Row, value: float) -> float | None:
 
 
 def _groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Rows of one colour: of one size, density and kind of data, as far as these differ."""
+    """Rows of one look: of one size, density and kind of data, as far as these differ."""
     fields = ("data", "size", "density")
     differ = [f for f in fields if len({getattr(r, f) for r in rows}) > 1] or ["data"]
     out: dict[str, list[Row]] = {}
@@ -80,8 +81,10 @@ def _groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return out
 
 
-def _colours(groups: dict[str, Any]) -> list[str]:
-    return [COLOURS[i % len(COLOURS)] for i in range(len(groups))]
+def _looks(groups: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """A colour and a shape for each, the shape as matplotlib and as text name it."""
+    n = len(COLOURS)
+    return [(COLOURS[i % n], *SHAPES[i // n % len(SHAPES)]) for i in range(len(groups))]
 
 
 def _chart(
@@ -99,10 +102,10 @@ def _chart(
         figure = Figure(figsize=(4.6, 1.0 + 0.24 * len(methods)), layout="constrained")
         FigureCanvasSVG(figure)
         axes = figure.add_subplot()
-        for rows, colour in zip(groups.values(), _colours(groups), strict=True):
+        for rows, (colour, shape, _) in zip(groups.values(), _looks(groups), strict=True):
             seen = [(v, methods.index(r.method)) for r in rows if (v := value(r)) is not None]
             x, y = [v for v, _ in seen], [line for _, line in seen]
-            axes.scatter(x, y, s=26, color=colour, alpha=0.85, linewidths=0)
+            axes.scatter(x, y, s=26, color=colour, marker=shape, alpha=0.85, linewidths=0)
         values = [v for _, v in points if v]
         if values and max(values) > 5 * min(values):
             axes.set_xscale("log")

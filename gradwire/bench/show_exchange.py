@@ -47,13 +47,13 @@ def plot_exchange(rows: Sequence[ExchangeRow], path: Path) -> None:
     """Bytes, rounds, energy and union against the number of workers."""
     figure, axes = open_figure(path, 2, 2, size=(10, 7))
     panels = [
-        ("bytes that leave a worker", lambda r: r.bytes, True),
-        ("rounds", lambda r: r.rounds, True),
-        ("share of the mean gradient's energy delivered", lambda r: r.energy, False),
-        ("entries of the update / k", lambda r: r.union, True),
+        ("bytes that leave a worker", lambda r: r.bytes),
+        ("rounds", lambda r: r.rounds),
+        ("share of the mean gradient's energy delivered", lambda r: r.energy),
+        ("entries of the update / k", lambda r: r.union),
     ]
     names = list(dict.fromkeys(row.exchange for row in rows))
-    for place, (title, value, logarithmic) in zip(axes.flat, panels, strict=True):
+    for place, (title, value) in zip(axes.flat, panels, strict=True):
         for i, name in enumerate(names):
             points = [(r.ranks, value(r)) for r in rows if r.exchange == name]
             _line(place, name, [(p, v) for p, v in points if v is not None], i)
@@ -61,8 +61,7 @@ def plot_exchange(rows: Sequence[ExchangeRow], path: Path) -> None:
         ticks = sorted({row.ranks for row in rows})
         place.set_xticks(ticks, [str(t) for t in ticks])
         place.minorticks_off()
-        if logarithmic:
-            place.set_yscale("log")
+        place.set_yscale("log")
         place.set_title(title, fontsize=10)
         place.set_xlabel("workers")
         place.grid(alpha=0.3)
