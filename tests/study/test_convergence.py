@@ -93,3 +93,10 @@ def test_a_seed_that_dense_does_not_have_yet_makes_no_pair():
     done = rows("dense", 0, [0.5]) + rows("topk/allgather", 0, [0.4])
     page = convergence.page(done + rows("topk/allgather", 1, [0.9]))
     assert "topk/allgather (-10.0 points) comes closest" in page.says
+
+
+def test_a_small_study_has_one_sketch_and_a_whole_one_both():
+    for settings, seeds in ((SMALL, [0]), (Settings(), [0, 1, 2])):
+        cells = [c for c in convergence.cells(settings) if c["model"] in ("fnn3", "resnet20")]
+        found = {n: [c["seed"] for c in cells if c["recipe"] == n] for n in convergence.SLOW}
+        assert found == {"topk/sketched": [] if settings.small else seeds, "topk/gs-sgd": seeds}
