@@ -23,6 +23,7 @@ from gradwire.names import parameter_names
 from gradwire.stages import Clock, timed_by
 from gradwire.stats import Stats
 from gradwire.types import Slot
+from gradwire.watch import Watch
 
 log = logging.getLogger("gradwire")
 
@@ -45,6 +46,7 @@ class State:
     ) -> None:
         self.config = configure(config, fields)
         self.model_names = None if model is None else parameter_names(model)
+        self.watch = Watch(model, self.config.watch) if self.config.watch else None
         self.process_group = process_group
         self.scaler = scaler
         self.engine: Any = None
@@ -109,6 +111,11 @@ class State:
         )
 
     # --- a step -------------------------------------------------------------------------------
+
+    def check_drift(self) -> None:
+        """Raises DriftError when it is time to look and replicas differ. Before `begin`."""
+        if self.watch is not None and self.watch.due(self.steps):
+            self.watch.check(self.group, self.steps)
 
     def begin(self) -> None:
         """A backward pass begins: find out what became of the last step."""
