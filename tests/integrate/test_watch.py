@@ -117,6 +117,27 @@ def test_a_loop_of_ones_own(ranks):
         assert "after 4 steps: rank 1 differs from rank 0 in 'a.weight', the first of" in error
 
 
+def by_hook(rank):
+    net = models.model()
+    ddp = DistributedDataParallel(net, bucket_cap_mb=0.01)
+    state = gradwire.State(model=ddp, density=0.01, dense_below=0, watch=2)
+    ddp.register_comm_hook(state, gradwire.ddp_hook)
+    optimizer = models.train(ddp, rank, 2)
+    if rank:
+        flip(net.b.bias, 5)
+    try:
+        models.train(ddp, rank, 1, start=2, optimizer=optimizer)
+    except DriftError as error:
+        return str(error)
+    finally:
+        state.close()
+    return ""
+
+
+def test_a_state_that_knows_its_model(ranks):
+    assert all("rank 1 differs from rank 0 in 'b.bias'" in e for e in ranks.run(2, by_hook))
+
+
 def ignoring(rank):
     net = models.model()
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(net, ["a.bias"])
