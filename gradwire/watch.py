@@ -70,11 +70,11 @@ class Watch:
         return steps % self._every == 0
 
     @torch.no_grad()
-    def check(self, group: Group, steps: int) -> None:
+    def check(self, group: Group, device: torch.device, steps: int) -> None:
         """Raises DriftError on every rank unless all hold the same bits. A collective call."""
-        names, digests = self._digests()
+        names, digests = self._digests(device)
         # As long as Engine's own check before an exchange: ranks out of step meet, and find out.
-        row = torch.tensor([steps, len(names), 0], device=digests.device)
+        row = torch.tensor([steps, len(names), 0], device=device)
         row[2] = digest(digests)
         rows = group.all_gather(row).tolist()
         for what, column in (("steps taken", 0), ("parameters", 1)):
@@ -87,12 +87,11 @@ class Watch:
         if any(row != rows[0] for row in rows):
             raise DriftError(_difference(names, group.all_gather(digests).tolist(), steps))
 
-    def _digests(self) -> tuple[list[str], Tensor]:
+    def _digests(self, device: torch.device) -> tuple[list[str], Tensor]:
         model = self._model()
         assert model is not None, "a step of a model that is gone"
         ignored = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
         watched = {n: p for n, p in model.named_parameters() if n not in ignored}
-        device = next(p.device for p in watched.values() if p.requires_grad)
         digests = torch.stack([digest(p).to(device) for p in watched.values()])
         return [plain_name(name) for name in watched], digests
 

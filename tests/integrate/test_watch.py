@@ -71,9 +71,9 @@ def steady(rank, every, dtype):
     ddp, wire = models.wrapped(dtype=dtype, watch=every)
     looks, check = [], wire.watch.check
 
-    def counted(group, steps):
-        looks.append(steps)
-        check(group, steps)
+    def counted(*args):
+        looks.append(args[-1])
+        check(*args)
 
     wire.watch.check = counted
     models.train(ddp, rank, 40, dtype=dtype)
@@ -156,7 +156,7 @@ def one_fails(rank):
     ddp, wire = models.wrapped(watch=2, timeout=60.0)
     optimizer = models.train(ddp, rank, 2)
     if rank == 1:
-        wire.watch._digests = lambda: 1 / 0
+        wire.watch._digests = lambda device: 1 / 0
     begin = time.monotonic()
     try:
         models.train(ddp, rank, 1, start=2, optimizer=optimizer)
@@ -193,6 +193,25 @@ def lopsided(rank):
 def test_another_number_of_parameters(ranks):
     for error in ranks.run(2, lopsided):
         assert error.startswith("replicas differ: rank 1 has 7 parameters, rank 0 has 6.")
+
+
+def out_of_step(rank):
+    ddp, wire = models.wrapped(watch=2)
+    optimizer = models.train(ddp, rank, 2)
+    wire.steps += rank
+    try:
+        models.train(ddp, rank, 1, start=2, optimizer=optimizer)
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        wire.close()
+    return ""
+
+
+def test_only_one_rank_looks(ranks):
+    first, second = ranks.run(2, out_of_step)
+    assert "replicas differ: rank 1 has 4 steps taken, rank 0 has 2" in first
+    assert "exchange: rank 1 has step 4, rank 0 has 2" in second
 
 
 def joined(rank):
