@@ -39,6 +39,8 @@ class Config:
         clip / sqrt(P), bundle by bundle. 0 is never.
     bundle_mb: fp32 gradient megabytes that are compressed and exchanged as one vector.
     dense_below: bundles of fewer entries are sent whole; the latency is the same.
+    watch: every so many steps, before the exchange, all ranks compare a digest of the parameters;
+        replicas that differ are a DriftError on every rank. Waits for the device. 0 is never.
     timeout: seconds until a collective that waits for a peer fails.
     """
 
@@ -59,6 +61,7 @@ class Config:
     clip: float = 0.0
     bundle_mb: float = 25.0
     dense_below: int = 1024
+    watch: int = 0
     timeout: float = 1800.0
 
     def __post_init__(self) -> None:
@@ -71,7 +74,7 @@ class Config:
         if self.indices == "common":
             raise ConfigError("indices='common' is chosen by methods that share their indices")
         self._check_exchange()
-        for name in ("dense_steps", "warmup_steps", "dense_below"):
+        for name in ("dense_steps", "warmup_steps", "dense_below", "watch"):
             _check_whole(name, getattr(self, name))
         if self.warmup and not self.warmup_steps:
             raise ConfigError("warmup needs warmup_steps, the steps at each density; got 0")

@@ -23,6 +23,7 @@ from gradwire.names import parameter_names
 from gradwire.stages import Clock, timed_by
 from gradwire.stats import Stats
 from gradwire.types import Slot
+from gradwire.watch import Watch
 
 log = logging.getLogger("gradwire")
 
@@ -45,6 +46,7 @@ class State:
     ) -> None:
         self.config = configure(config, fields)
         self.model_names = None if model is None else parameter_names(model)
+        self.watch = Watch(model, self.config.watch) if self.config.watch else None
         self.process_group = process_group
         self.scaler = scaler
         self.engine: Any = None
@@ -109,6 +111,11 @@ class State:
         )
 
     # --- a step -------------------------------------------------------------------------------
+
+    def check_drift(self) -> None:
+        """Raises DriftError when it is time to look and replicas differ. Before `begin`."""
+        if self.watch is not None and self.watch.due(self.steps):
+            self.watch.check(self.group, self.device, self.steps)
 
     def begin(self) -> None:
         """A backward pass begins: find out what became of the last step."""
@@ -213,7 +220,7 @@ class State:
         skipped = self.was_skipped()
         squares = [b.residual(skipped).square().sum(dtype=torch.float64) for b in self.bundles]
         norm = float(sum(squares)) ** 0.5 if squares else 0.0
-        self._watch(norm)
+        self._warn_of_growth(norm)
         sent = self._counts["sent"] + int(self._entries)
         return Stats(
             steps=self.steps,
@@ -240,7 +247,7 @@ class State:
         lost, chosen = torch.stack([b.leaked for b in self.bundles]).sum(0).tolist()
         return lost / chosen if chosen else None
 
-    def _watch(self, norm: float) -> None:
+    def _warn_of_growth(self, norm: float) -> None:
         """Warn once when the residual grew at each of the last ten looks, tenfold in all."""
         self._norms = [*self._norms[-9:], norm]
         grown = all(a < b for a, b in zip(self._norms, self._norms[1:], strict=False))

@@ -65,6 +65,8 @@ def test_fields_on_top_of_a_config():
         ({"recipe": "dcg"}, "unknown recipe 'dcg'. Did you mean 'dgc'"),
         ({"recipe": "dgc"}, "warmup needs warmup_steps"),
         ({"dense_steps": -1}, "dense_steps must be a whole number of at least 0, got -1"),
+        ({"watch": -1}, "watch must be a whole number of at least 0, got -1"),
+        ({"watch": 5}, r"watch=5 needs the parameters: use gradwire.attach, or State\(model="),
         ({"bundle_mb": 0}, "bundle_mb must be a number above 0, got 0"),
         ({"timeout": float("inf")}, "timeout must be a number above 0, got inf"),
     ],

@@ -12,7 +12,12 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.config import Config
 from gradwire.errors import AttachError
 from gradwire.integrate.engine import Engine
-from gradwire.integrate.refuse import refuse_shrinking_join, refuse_unsupported, unwrap
+from gradwire.integrate.refuse import (
+    refuse_shrinking_join,
+    refuse_unsupported,
+    refuse_watched_join,
+    unwrap,
+)
 from gradwire.state import State
 
 _ports: "weakref.WeakKeyDictionary[DistributedDataParallel, Port]" = weakref.WeakKeyDictionary()
@@ -91,6 +96,8 @@ def _port_hook(port: Port, bucket: dist.GradBucket) -> Future[Tensor]:
     wire = port.wire
     if wire is not None and bucket.index() == 0:
         refuse_shrinking_join(wire.ddp())
+        if wire.watch is not None:
+            refuse_watched_join(wire.ddp())
         if wire.detaching and wire.flushed():
             wire.close()
             port.wire = wire = None

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from gradwire.accumulate import Bundle
-from gradwire.errors import AttachError, ExchangeError
+from gradwire.errors import AttachError, DriftError, ExchangeError
 from gradwire.integrate.buckets import Buckets, UsedParameters, Waiting
 from gradwire.integrate.handshake import meet
 from gradwire.integrate.ordered import OrderedThread
@@ -109,17 +109,41 @@ class Engine:
                 "the last backward pass did not finish; its gradients are dropped", stacklevel=2
             )
         self._buckets.reset()
+        if self._state.watch is not None:
+            self._check_drift()
         with self._side_stream():
             self._state.begin()
+
+    def _check_drift(self) -> None:
+        """Waits for the answer: an error raised from the hook itself keeps its type."""
+        if self._thread is None:
+            self._look()
+            return
+        ready = self._ready()
+        self._thread.wait(lambda: self._look(ready))
+
+    def _look(self, ready: "torch.cuda.Event | None" = None) -> None:
+        try:
+            with self._side_stream(ready):
+                self._state.check_drift()
+        except DriftError:
+            raise
+        except Exception:
+            self._state.group.give_up()
+            raise
+
+    def _ready(self) -> "torch.cuda.Event | None":
+        """When the backward pass so far is done."""
+        if self._stream is None:
+            return None
+        return torch.cuda.current_stream(self._stream.device).record_event()
 
     def _start(self, bundle: Bundle) -> None:
         """Process a complete bundle, here or in the thread."""
         if self._thread is None:
             self._process(bundle)
             return
-        ready = (
-            torch.cuda.current_stream(self._stream.device).record_event() if self._stream else None
-        )
+        ready = self._ready()
         self._thread.submit(lambda: self._process(bundle, ready))
 
     def _process(self, bundle: Bundle, ready: "torch.cuda.Event | None" = None) -> None:

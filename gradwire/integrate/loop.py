@@ -28,6 +28,7 @@ def average(tensors: Sequence[Tensor] | Mapping[str, Tensor], state: State) -> N
     if not state.opened:
         _open(named, state)
     _check(named, state)
+    state.check_drift()
     state.begin()
     for bundle in state.bundles:
         gradients = [named[slot.name].reshape(-1) for slot in bundle.slots]

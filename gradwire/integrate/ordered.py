@@ -7,6 +7,7 @@ their order the same on every rank.
 import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 Job = Callable[[], None]
@@ -24,6 +25,21 @@ class OrderedThread:
 
     def submit(self, job: Job) -> None:
         self._jobs.put(job)
+
+    def wait(self, job: Job) -> None:
+        """Run `job` after what was submitted before, and wait for it; raises what it raises."""
+        answer: Future[None] = Future()
+
+        def report() -> None:
+            try:
+                job()
+            except Exception as error:
+                answer.set_exception(error)
+            else:
+                answer.set_result(None)
+
+        self.submit(report)
+        answer.result()
 
     def close(self) -> None:
         """Finish what was submitted and end; a collective that never returns is not waited for."""

@@ -64,3 +64,9 @@ def refuse_shrinking_join(ddp: DistributedDataParallel | None) -> None:
             "Join(..., divide_by_initial_world_size=False) is not supported: gradwire's mean is "
             "over all ranks; use True"
         )
+
+
+def refuse_watched_join(ddp: DistributedDataParallel | None) -> None:
+    """Raises inside Join: a rank that has joined takes no steps, and so differs until the end."""
+    if ddp is not None and ddp._join_config.enable:
+        raise AttachError("watch does not work inside Join, where replicas differ: use watch=0")

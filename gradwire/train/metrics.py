@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from gradwire.errors import ConfigError
+from gradwire.observe import TensorBoard
 from gradwire.train.folder import METRICS, TENSORBOARD
 
 
@@ -48,9 +50,8 @@ class Metrics:
         self._file.write(json.dumps(self.last) + "\n")
         self._file.flush()
         if self._board is not None:
-            for name, value in self.last.items():
-                if value is not None and name != "step":
-                    self._board.add_scalar(name, value, record.step)
+            known = {k: v for k, v in self.last.items() if v is not None and k != "step"}
+            self._board.log(known, record.step)
 
     def close(self) -> None:
         self._file.close()
@@ -71,10 +72,9 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _board(folder: Path, step: int) -> Any:
-    """A TensorBoard writer, or None where TensorBoard is not installed."""
+def _board(folder: Path, step: int) -> TensorBoard | None:
+    """TensorBoard, where it is installed."""
     try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
+        return TensorBoard(folder / TENSORBOARD, purge_step=step + 1 if step else None)
+    except ConfigError:
         return None
-    return SummaryWriter(str(folder / TENSORBOARD), purge_step=step + 1 if step else None)
