@@ -28,6 +28,10 @@ class ExchangeError(GradwireError, RuntimeError):
     """A collective that failed, or ranks that are not doing the same thing."""
 
 
+class LabError(GradwireError, RuntimeError):
+    """A machine on which the lab cannot be built."""
+
+
 def unknown(kind: str, name: object, choices: Iterable[str]) -> ConfigError:
     """The error for a name that is not in `choices`, with the nearest one offered."""
     known = sorted(choices)
