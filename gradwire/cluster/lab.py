@@ -25,7 +25,7 @@ MOST_RANKS = 250
 RANK_BYTES = 200 * 2**20  # a process that has imported torch, and little more
 BURST_SECONDS, LEAST_BURST = 0.001, 4096
 QUEUE = "50ms"
-REACHED = 0.8
+REACHED, TRIES = 0.8, 3  # a busy moment of the machine is no slow link
 
 
 class Lab:
@@ -72,21 +72,23 @@ class Lab:
 
     def measure(self) -> list[float]:
         """Bits a second from each rank to the next, one after another."""
-        rates = []
-        for rank in range(self.ranks):
-            after = (rank + 1) % self.ranks
-            with self.inside(after):
-                server = socket.create_server((self.address(after), 0))
-            with self.inside(rank):
+        return [self._measure(rank, (rank + 1) % self.ranks) for rank in range(self.ranks)]
+
+    def _measure(self, sender: int, receiver: int) -> float:
+        best = 0.0
+        for _ in range(TRIES):
+            with self.inside(receiver):
+                server = socket.create_server((self.address(receiver), 0))
+            with self.inside(sender):
                 client = socket.socket()
             with server, client:
-                rates.append(transfer_rate(server, client))
-        if min(rates) < REACHED * self.rate:
-            raise LabError(
-                f"link {self.link!r} is not reached: {show_rate(min(rates))} measured. "
-                "Ask for a slower link, or quiet the machine."
-            )
-        return rates
+                best = max(best, transfer_rate(server, client))
+            if best >= REACHED * self.rate:
+                return best
+        raise LabError(
+            f"link {self.link!r} is not reached: {show_rate(best)} measured from rank {sender} to "
+            f"{receiver}. Ask for a slower link, or quiet the machine."
+        )
 
     def _build(self) -> None:
         from pyroute2 import IPRoute
