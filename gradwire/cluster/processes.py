@@ -8,11 +8,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 from gradwire.cluster.lab import LINK, Lab
+from gradwire.cluster.mps import shared_gpu
 from gradwire.errors import ConfigError
 
 PORT = 29500  # free on every rank: each has a network of its own
@@ -53,11 +54,16 @@ def run_ranks(lab: Lab, command: Sequence[str]) -> int:
 
     When one fails the others are stopped: they would wait for it until a timeout.
     """
+    with shared_gpu(lab) as extra:
+        return _run(lab, command, extra)
+
+
+def _run(lab: Lab, command: Sequence[str], extra: Mapping[str, str]) -> int:
     processes: list[Process] = []
     echoes: list[threading.Thread] = []
     try:
         for rank in range(lab.ranks):
-            processes.append(_start(lab, rank, command))
+            processes.append(_start(lab, rank, command, extra))
         lock = threading.Lock()
         for rank, process in enumerate(processes):
             assert process.stdout
@@ -80,14 +86,14 @@ def check_command(command: Sequence[str]) -> None:
         raise ConfigError(f"command {command[0]!r} is not found; give a program, e.g. -- python")
 
 
-def _start(lab: Lab, rank: int, command: Sequence[str]) -> Process:
+def _start(lab: Lab, rank: int, command: Sequence[str], extra: Mapping[str, str]) -> Process:
     libc = ctypes.CDLL(None)
 
     def tie() -> None:
         # A lab that is killed outright takes its ranks with it.
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
-    environment = rank_environment(rank, lab.ranks, lab.address(0))
+    environment = {**rank_environment(rank, lab.ranks, lab.address(0)), **extra}
     program = shutil.which(command[0], path=environment["PATH"]) or command[0]
     with lab.inside(rank):
         return subprocess.Popen(
