@@ -197,8 +197,10 @@ def runs(pid):
         return False
 
 
+# A shell's background jobs ignore Ctrl-C, and so would what they start.
 BUILD = """
-import sys, time
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from gradwire.cluster.lab import Lab
 from gradwire.cluster.processes import run_ranks
 with Lab(2, "100mbit") as lab:
