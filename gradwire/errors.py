@@ -32,6 +32,10 @@ class DriftError(GradwireError, RuntimeError):
     """Replicas that are no longer bit-identical; found by `watch`."""
 
 
+class LabError(GradwireError, RuntimeError):
+    """A machine on which the lab cannot be built."""
+
+
 def unknown(kind: str, name: object, choices: Iterable[str]) -> ConfigError:
     """The error for a name that is not in `choices`, with the nearest one offered."""
     known = sorted(choices)

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 import typer
 
 from gradwire.cli.doctor import doctor
+from gradwire.cli.lab import lab_app
 from gradwire.cli.methods import methods
 from gradwire.cli.report import report
 from gradwire.cli.study import study
@@ -36,6 +37,7 @@ app.command()(methods)
 app.command()(study)
 app.command()(report)
 app.command()(doctor)
+app.add_typer(lab_app, name="lab")
 
 if find_spec("gradwire.cli.bench"):
     app.add_typer(import_module("gradwire.cli.bench").bench_app, name="bench")

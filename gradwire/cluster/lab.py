@@ -1,0 +1,219 @@
+"""A cluster on one Linux machine: a network namespace a rank, shaped links to one switch.
+
+Everything is inside namespaces of our own, the switch too: removing them removes the links, the
+addresses and the shaping, and the machine's own network is never touched. Their names carry the
+process id of the lab, so that the next lab finds what a killed one left.
+"""
+
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from gradwire.cluster.rate import parse_rate, show_rate, transfer_rate
+from gradwire.errors import ConfigError, LabError
+
+PREFIX = "gradwire"
+LINK = "gw0"
+NAMESPACES = Path("/run/netns")
+MOST_RANKS = 250
+RANK_BYTES = 200 * 2**20  # a process that has imported torch, and little more
+BURST_SECONDS, LEAST_BURST = 0.001, 4096
+QUEUE = "50ms"
+REACHED, TRIES = 0.8, 3  # a busy moment of the machine is no slow link
+
+
+class Lab:
+    """`ranks` namespaces whose links to one switch carry `link` each way; one a process.
+
+    with Lab(4, "100mbit") as lab:
+        rates = lab.measure()
+        with lab.inside(0):
+            ...  # sockets and processes made here live on rank 0's link
+    """
+
+    def __init__(self, ranks: int, link: str) -> None:
+        self.ranks, self.link, self.rate = ranks, link, parse_rate(link)
+        _check_ranks(ranks)
+        _check_machine()
+        self._switch = f"{PREFIX}-{os.getpid()}-switch"
+        self._names = [f"{PREFIX}-{os.getpid()}-rank{rank}" for rank in range(ranks)]
+
+    def __enter__(self) -> "Lab":
+        remove_left()
+        try:
+            self._build()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Removes the namespaces, and stops what still runs in them."""
+        for name in (*self._names, self._switch):
+            _remove(name)
+
+    def address(self, rank: int) -> str:
+        return f"10.77.0.{rank + 1}"
+
+    @contextmanager
+    def inside(self, rank: int) -> Iterator[None]:
+        """This thread is on rank's machine, so to speak."""
+        with _inside(self._names[rank]):
+            yield
+
+    def measure(self) -> list[float]:
+        """Bits a second from each rank to the next, one after another."""
+        return [self._measure(rank, (rank + 1) % self.ranks) for rank in range(self.ranks)]
+
+    def _measure(self, sender: int, receiver: int) -> float:
+        best = 0.0
+        for _ in range(TRIES):
+            with self.inside(receiver):
+                server = socket.create_server((self.address(receiver), 0))
+            with self.inside(sender):
+                client = socket.socket()
+            with server, client:
+                best = max(best, transfer_rate(server, client))
+            if best >= REACHED * self.rate:
+                return best
+        raise LabError(
+            f"link {self.link!r} is not reached: {show_rate(best)} measured from rank {sender} to "
+            f"{receiver}. Ask for a slower link, or quiet the machine."
+        )
+
+    def _build(self) -> None:
+        from pyroute2 import IPRoute
+        from pyroute2.netlink.exceptions import NetlinkError
+
+        try:
+            for name in (self._switch, *self._names):
+                _create(name)
+            with _inside(self._switch), IPRoute() as switch:
+                switch.link("add", ifname="br0", kind="bridge")
+                bridge = switch.link_lookup(ifname="br0")[0]
+                switch.link("set", index=bridge, state="up")
+                for rank in range(self.ranks):
+                    self._plug(switch, bridge, rank)
+        except (OSError, NetlinkError) as error:
+            raise LabError(
+                f"this kernel or container refuses namespaces, veth or a bridge ({error}). "
+                "Use a machine, or a container with CAP_SYS_ADMIN and CAP_NET_ADMIN."
+            ) from error
+
+    def _plug(self, switch: Any, bridge: int, rank: int) -> None:
+        """A cable from rank to the switch, shaped at both ends: full duplex."""
+        from pyroute2 import IPRoute
+
+        name, port = self._names[rank], f"port{rank}"
+        switch.link("add", ifname=port, kind="veth", peer={"ifname": LINK, "net_ns_fd": name})
+        index = switch.link_lookup(ifname=port)[0]
+        self._shape(switch, index)
+        switch.link("set", index=index, master=bridge, state="up")
+        with _inside(name), IPRoute() as own:
+            index = own.link_lookup(ifname=LINK)[0]
+            self._shape(own, index)
+            own.addr("add", index=index, address=self.address(rank), prefixlen=24)
+            own.link("set", index=index, state="up")
+            own.link("set", index=own.link_lookup(ifname="lo")[0], state="up")
+
+    def _shape(self, netlink: Any, index: int) -> None:
+        from pyroute2.netlink.exceptions import NetlinkError
+
+        rate = self.rate // 8
+        burst = max(LEAST_BURST, int(rate * BURST_SECONDS))
+        try:
+            netlink.tc("add", "tbf", index, rate=rate, burst=burst, latency=QUEUE)
+        except NetlinkError as error:
+            raise LabError(
+                f"this kernel cannot shape links ({error}): it needs sch_tbf (modprobe sch_tbf)"
+            ) from error
+
+
+def remove_left() -> list[str]:
+    """Removes the namespaces of labs that are no more, and returns their names."""
+    left = []
+    for path in NAMESPACES.glob(f"{PREFIX}-*"):
+        match = re.fullmatch(rf"{PREFIX}-(\d+)-(?:switch|rank\d+)", path.name)
+        if match and (int(match[1]) == os.getpid() or not Path("/proc", match[1]).exists()):
+            _remove(path.name)
+            left.append(path.name)
+    return left
+
+
+@contextmanager
+def _inside(name: str) -> Iterator[None]:
+    from pyroute2 import netns
+
+    netns.pushns(name)
+    try:
+        yield
+    finally:
+        netns.popns()
+
+
+def _create(name: str) -> None:
+    """Makes a namespace in this thread: netns.create forks, and a signal would end in both."""
+    from pyroute2 import netns
+
+    netns.pushns()
+    try:
+        netns.setns(name, os.O_CREAT | os.O_EXCL, fork=False)
+    finally:
+        netns.popns()
+
+
+def _remove(name: str) -> None:
+    """Kills what runs in the namespace and removes it, if it is there."""
+    from pyroute2 import netns
+
+    path = NAMESPACES / name
+    with suppress(FileNotFoundError):
+        for pid in _processes(path.stat()):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        netns.remove(name)
+
+
+def _processes(namespace: os.stat_result) -> Iterator[int]:
+    """The processes in a namespace, but for this one."""
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit() and int(process.name) != os.getpid():
+            with suppress(OSError):
+                if os.path.samestat((process / "ns/net").stat(), namespace):
+                    yield int(process.name)
+
+
+def _check_ranks(ranks: int) -> None:
+    if not 2 <= ranks <= MOST_RANKS:
+        raise ConfigError(f"ranks must be from 2 to {MOST_RANKS}, got {ranks}")
+
+
+def _check_machine() -> None:
+    if not sys.platform.startswith("linux"):
+        raise LabError(f"the lab needs Linux (network namespaces), this is {sys.platform}")
+    if os.geteuid():
+        raise LabError("the lab needs root, to make network namespaces: sudo env PATH=$PATH ...")
+    try:
+        import pyroute2  # noqa: F401
+    except ModuleNotFoundError:
+        raise LabError("the lab needs pyroute2: pip install 'gradwire[lab]'") from None
+
+
+def check_memory(ranks: int) -> None:
+    """Refuses more ranks than fit."""
+    text = Path("/proc/meminfo").read_text()
+    free = 1024 * int(text.partition("MemAvailable:")[2].split()[0])
+    if ranks * RANK_BYTES > free:
+        raise LabError(
+            f"ranks={ranks} need {ranks * RANK_BYTES / 2**30:.1f} GiB for torch alone, "
+            f"{free / 2**30:.1f} GiB are free. Use at most {free // RANK_BYTES}."
+        )
