@@ -82,7 +82,7 @@ class Bundle:
         The residual of `unused` parameters is put aside until the step is settled: DDP throws away
         what is delivered to them.
         """
-        cleared = self._clears(unused)
+        cleared = group > 0 and self._clears(unused)
         if cleared:
             self.delivered = None
         else:
@@ -100,7 +100,7 @@ class Bundle:
         return Scan(finite, maxima, group, self._edge)
 
     def _clears(self, unused: Sequence[Slot]) -> bool:
-        """Whether the scan itself can settle the last step: winners left just as they were."""
+        """Whether the scan, which must look at every entry, can settle the last step itself."""
         sent, edge = self.delivered, self._edge
         if edge is None or sent is None or sent.loss is not None or self.held or unused:
             return False
