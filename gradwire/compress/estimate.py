@@ -47,9 +47,14 @@ def reached(u: Tensor, scan: Scan | None, *counts: int) -> list[Tensor]:
     else:
         step = stride(scan.maxima.numel(), SEEN)
         seen = scan.maxima[::step]
-    ranks = [max(1, _sure_rank(count, step)) for count in counts]
-    largest = seen.topk(min(ranks[-1], seen.numel())).values
-    return [rank(largest, r) for r in ranks]
+    return [_nth(seen, max(1, _sure_rank(count, step))) for count in counts]
+
+
+def _nth(seen: Tensor, r: int) -> Tensor:
+    """The r-th largest of magnitudes, 0 where there are fewer."""
+    if r > seen.numel():
+        return seen.new_zeros(())
+    return kernels.select(seen.contiguous(), r)[1].amin()
 
 
 def _sure_rank(count: int, step: int) -> int:

@@ -28,7 +28,7 @@ def above(
 @functools.cache
 def _version(device: torch.device) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
     if uses_triton(device):
-        from gradwire.kernels.above_triton import above_triton
+        from gradwire.kernels.topk_triton import above_triton
 
         return above_triton
     return above_cpu if device.type == "cpu" else above_torch

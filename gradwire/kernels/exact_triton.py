@@ -215,7 +215,10 @@ def emit_all(
     work, u, first, last, edge, need, indices, values, words, item,
     LOOKS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Writes this item's winners among all entries in [first, last). Moves 8 bytes an entry."""
+    """Writes this item's winners among all entries in [first, last); where its last one ends.
+
+    Moves 8 bytes an entry.
+    """
     TILE: tl.constexpr = 128 * ROWS
     more = 0
     ties = 0
@@ -235,3 +238,4 @@ def emit_all(
         bits = tl.where(inside, raw & 0x7FFFFFFF, -1)
         index = (start + e.to(tl.int64)).to(tl.int32)
         base, left = _write(indices, values, words, raw, index, bits, edge, left, base, ROWS)
+    return base

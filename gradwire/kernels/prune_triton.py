@@ -75,6 +75,23 @@ def aim(values, n, rank, crowd, SAMPLE: tl.constexpr):
 
 
 @triton.jit
+def aim_at(values, n, rank, crowd, threshold, SAMPLE: tl.constexpr):
+    """The same; where there is a threshold, never below what passes it."""
+    t, shift = aim(values, n, rank, crowd, SAMPLE)
+    if threshold is not None:
+        t = tl.maximum(t, least_of(threshold))
+    return t, shift
+
+
+@triton.jit
+def least_of(threshold):
+    """The smallest magnitude, as bits, that passes a threshold; 0 where even zeros do."""
+    bits = tl.load(threshold).to(tl.int32, bitcast=True)
+    # Bits of a NaN lie above all magnitudes, as they should; -0 is no less than 0.
+    return tl.where((bits < 0) & (bits != -2147483648), 0, (bits & 0x7FFFFFFF) + 1)
+
+
+@triton.jit
 def _maxima(maxima, j, last):
     """Their bits, 0 past the end: no bound is as low."""
     return magnitude(tl.load(maxima + j, mask=j < last, other=0))

@@ -1,4 +1,4 @@
-"""topk on CUDA: few launches, no host sync, exactly k entries in order.
+"""topk and above on CUDA: few launches, no host sync, exactly k entries in order.
 
 Phase 0: a bound from a sample of the group maxima, the groups that reach it, their entries that do
 (launches of their own for large vectors, otherwise all phases are one launch).
@@ -15,51 +15,51 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire.kernels.edge import Edge
-from gradwire.kernels.exact_triton import (
-    count_digits,
-    edge_of,
-    emit,
-    emit_all,
-    find,
-    find_coarse,
-    narrow,
-)
+from gradwire.kernels.exact_triton import count_digits, narrow
 from gradwire.kernels.launch_triton import Launcher
 from gradwire.kernels.plan_triton import WARPS, plan, processors
-from gradwire.kernels.prune_triton import aim, prune
+from gradwire.kernels.prune_triton import aim_at, prune
 from gradwire.kernels.scan_triton import group_maxima
 from gradwire.kernels.topk import group_size
 from gradwire.kernels.turns_triton import (
+    BOUND,
     CLEARED,
     COARSE,
     COARSE_BINS,
     DIGITS,
     FINE,
-    HEADER,
     PASSES,
-    SPILLED,
-    TOTAL,
+    SHIFT,
+    WANTED,
+    WAY,
     clear,
     finish,
     leave,
     take,
     wait,
 )
+from gradwire.kernels.way_triton import (
+    BY_BINS,
+    BY_DIGITS,
+    WITH_ZEROS,
+    choose_way,
+    emit_candidates,
+    emit_entries,
+    fill,
+    look,
+)
 from gradwire.kernels.workspace_triton import workspace
 
 PHASES = tl.constexpr(10)
-BY_DIGITS = tl.constexpr(0)
-BY_BINS = tl.constexpr(1)
-WITH_ZEROS = tl.constexpr(2)
 SCAN = tl.constexpr(4096)
 
 
 @triton.jit(do_not_specialize=["n", "rank", "crowd"])
-def _bound(work, maxima, n, rank, crowd, SAMPLE: tl.constexpr):
+def _bound(work, maxima, threshold, n, rank, crowd, SAMPLE: tl.constexpr):
     """Leaves the bound in the header, and clears what the launches after it count in."""
-    t, shift = aim(maxima, n, rank, crowd, SAMPLE)
-    tl.store(work + HEADER, t)
-    tl.store(work + HEADER + 1, shift)
+    t, shift = aim_at(maxima, n, rank, crowd, threshold, SAMPLE)
+    tl.store(work + BOUND, t)
+    tl.store(work + SHIFT, shift)
     clear(work + DIGITS, CLEARED, 0, 1, 1024)
     clear(work + FINE, 1 << shift, 0, 1, 1024)
 
@@ -74,8 +74,8 @@ def _prune(
     cap = PARTS * room + spill
     cand = (scratch + 2 * PARTS).to(tl.pointer_type(tl.int64))
     ids = scratch + 2 * PARTS + cap + cap
-    t = tl.load(work + HEADER)
-    shift = tl.load(work + HEADER + 1)
+    t = tl.load(work + BOUND)
+    shift = tl.load(work + SHIFT)
     prune(
         work, u, maxima, ids, cand, scratch, size, n, t, shift, share, room, spill,
         tl.program_id(0), PARTS, GROUP, ROWS, GATHER, WHOLE,
@@ -84,13 +84,13 @@ def _prune(
 
 @triton.jit
 def _first(
-    work, u, maxima, scratch, size, n, rank, crowd, share, room, spill, item,
+    work, u, maxima, scratch, threshold, size, n, rank, crowd, share, room, spill, item,
     ITEMS: tl.constexpr, GROUP: tl.constexpr, SAMPLE: tl.constexpr, ROWS: tl.constexpr,
     GATHER: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Phase 0: both of these in one, for vectors where launches would cost more."""
     clear(work + DIGITS, CLEARED, item, ITEMS, 512)
-    t, shift = aim(maxima, n, rank, crowd, SAMPLE)
+    t, shift = aim_at(maxima, n, rank, crowd, threshold, SAMPLE)
     clear(work + FINE, 1 << shift, item, ITEMS, 512)
     cap = ITEMS * room + spill
     cand = (scratch + 2 * ITEMS).to(tl.pointer_type(tl.int64))
@@ -99,42 +99,13 @@ def _first(
         work, u, maxima, ids, cand, scratch, size, n, t, shift, share, room, spill,
         item, ITEMS, GROUP, ROWS, GATHER, WHOLE,
     )  # fmt: skip
-    tl.store(work + HEADER, t)
-    tl.store(work + HEADER + 1, shift)
-
-
-@triton.jit
-def _way(work, k, spill):
-    """Phase 1: how the k-th magnitude is found, its coarse bin, and how many lie above that."""
-    bin, above = find_coarse(work, k)
-    total = tl.load(work + TOTAL, cache_modifier=".cg")
-    fits = tl.load(work + SPILLED, cache_modifier=".cg") <= spill
-    zeros = fits & (total < k) & (tl.load(work + HEADER, cache_modifier=".cg") == 1)
-    good = fits & (total >= k) & (bin < COARSE_BINS - 1)
-    way = tl.where(good, BY_BINS, tl.where(zeros, WITH_ZEROS, BY_DIGITS))
-    tl.store(work + HEADER + 2, way)
-    tl.store(work + HEADER + 3, bin)
-    tl.store(work + HEADER + 4, above)
-    return way, bin
-
-
-@triton.jit
-def _last(
-    work, cand, meta, k, t, shift, indices, values, words, item,
-    LISTS: tl.constexpr, LOOKS: tl.constexpr,
-):  # fmt: skip
-    """Phase 2: the k-th magnitude, and this item's winners."""
-    bin = tl.load(work + HEADER + 3, cache_modifier=".cg")
-    above = tl.load(work + HEADER + 4, cache_modifier=".cg")
-    low, more = find(work + FINE, 1 << shift, k - above, 64)
-    edge = t + (bin << shift) + low
-    need = k - above - more
-    emit(work, cand, meta, item * LISTS, edge, need, indices, values, words, item, LISTS, LOOKS)
+    tl.store(work + BOUND, t)
+    tl.store(work + SHIFT, shift)
 
 
 @triton.jit(do_not_specialize=["size", "k", "n", "rank", "crowd", "share", "room", "spill", "wide"])
 def _topk(
-    work, u_at, maxima_at, scratch_at, indices, values, words,
+    work, u_at, maxima_at, scratch_at, threshold, indices, values, count, words,
     size, k, n, rank, crowd, share, room, spill, wide,
     ITEMS: tl.constexpr, LISTS: tl.constexpr, LOOKS: tl.constexpr, GROUP: tl.constexpr,
     SAMPLE: tl.constexpr, ROWS: tl.constexpr, GATHER: tl.constexpr, WHOLE: tl.constexpr,
@@ -157,39 +128,37 @@ def _topk(
         last = tl.minimum(first + wide.to(tl.int64) * SCAN, size)
         if phase == 0:
             _first(
-                w, u, maxima_at + zero, scratch, size + zero, n + zero, rank, crowd, share, room,
-                spill, item, ITEMS, GROUP, SAMPLE, ROWS, GATHER, WHOLE,
+                w, u, maxima_at + zero, scratch, threshold, size + zero, n + zero, rank, crowd,
+                share, room, spill, item, ITEMS, GROUP, SAMPLE, ROWS, GATHER, WHOLE,
             )  # fmt: skip
         else:
-            t = tl.load(w + HEADER, cache_modifier=".cg")
-            shift = tl.load(w + HEADER + 1, cache_modifier=".cg")
+            t = look(w + BOUND)
+            shift = look(w + SHIFT)
             if phase == 1:
-                way, bin = _way(w, k, spill)
-                if way == BY_BINS:
+                way, bin = choose_way(w, k, spill, threshold, count, item)
+                if count is not None:
+                    fill(indices, values, k, size.to(tl.int32), item, ITEMS)
+                if (way == BY_BINS) & (bin >= 0):
                     narrow(w, cand, scratch, item * LISTS, t, shift, bin, LISTS)
             else:
-                way = tl.load(w + HEADER + 2, cache_modifier=".cg")
+                way = look(w + WAY)
                 busy = (way == BY_DIGITS) | (phase == 2)
                 if phase == 2:
                     clear(w + COARSE, COARSE_BINS, item, ITEMS, 512)
                     if way == BY_BINS:
-                        _last(
-                            w, cand, scratch, k, t, shift, indices, values, words, item, LISTS,
-                            LOOKS,
-                        )  # fmt: skip
+                        emit_candidates(
+                            w, cand, scratch, t, shift, indices, values, words, item, LISTS, LOOKS
+                        )
             if way == BY_DIGITS:
                 if phase > 2:
                     wait(work, (phase - BEGIN) * ITEMS)
                 if phase <= PASSES:
-                    count_digits(w, u, first, last, k, phase - 1, SCAN)
+                    count_digits(w, u, first, last, look(w + WANTED), phase - 1, SCAN)
             if ((way == WITH_ZEROS) & (phase == 2)) | ((way == BY_DIGITS) & (phase > PASSES)):
-                edge, need = edge_of(w, k, PASSES)
-                if way == WITH_ZEROS:
-                    edge = 0
-                    need = k - tl.load(w + TOTAL, cache_modifier=".cg")
-                emit_all(
-                    w, u, first, last, edge, need, indices, values, words, item, LOOKS, SCAN // 128
-                )
+                emit_entries(
+                    w, u, first, last, way, indices, values, count, words, item, ITEMS, LOOKS,
+                    SCAN // 128,
+                )  # fmt: skip
         if busy:
             finish(work)
             number = take(work)
@@ -206,11 +175,38 @@ def topk_triton(
     u: Tensor, k: int, maxima: Tensor | None = None, group: int = 0, edge: Edge | None = None
 ) -> tuple[Tensor, Tensor]:
     """Indices (see `topk`) and values. Moves 4 / group bytes an entry and 4 group + 24 a winner."""
+    indices = torch.empty(k, dtype=torch.int32, device=u.device)
+    values = torch.empty(k, dtype=u.dtype, device=u.device)
+    if k:
+        _select(u, k, maxima, group, None, indices, values, None, edge)
+    if k and edge is not None:
+        edge.chose(indices, values)
+    return indices, values
+
+
+def above_triton(
+    u: Tensor, threshold: Tensor, capacity: int, maxima: Tensor | None = None, group: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `above`. The same launches; the threshold is the bound where it is the higher one."""
+    room = min(capacity, u.numel())
+    indices = torch.empty(capacity, dtype=torch.int32, device=u.device)
+    values = torch.empty(capacity, dtype=u.dtype, device=u.device)
+    count = torch.empty((), dtype=torch.int32, device=u.device)
+    if room < capacity:
+        indices[room:].fill_(u.numel())
+        values[room:].zero_()
+    if room:
+        _select(u, room, maxima, group, threshold, indices, values, count, None)
+    else:
+        count.zero_()
+    return indices, values, count
+
+
+def _select(
+    u: Tensor, k: int, maxima: Tensor | None, group: int, threshold: Tensor | None,
+    indices: Tensor, values: Tensor, count: Tensor | None, edge: Edge | None,
+) -> None:  # fmt: skip
     device, size = u.device, u.numel()
-    indices = torch.empty(k, dtype=torch.int32, device=device)
-    values = torch.empty(k, dtype=u.dtype, device=device)
-    if k == 0:
-        return indices, values
     if maxima is None:
         group = group_size(size, k, device)
         maxima = group_maxima(u, group) if group else None
@@ -218,19 +214,19 @@ def topk_triton(
     p = plan(size, k, group if maxima is not None else 1, processors(device))
     work, room = workspace(p.words, device)
     # Slices may begin anywhere; everything else is an allocation of its own.
-    key = (p.shape, u.dtype, u.data_ptr() % 16, ruling.data_ptr() % 16, edge is None)
+    at = 0 if threshold is None else threshold.data_ptr() % 16
+    key = (
+        p.shape, u.dtype, u.data_ptr() % 16, ruling.data_ptr() % 16, edge is None, count is None, at
+    )  # fmt: skip
     if p.begin:
-        _launch_bound(1, key, u, work, ruling, p.n, p.rank, p.crowd, p.sample)
+        _launch_bound(1, key, u, work, ruling, threshold, p.n, p.rank, p.crowd, p.sample)
         _launch_prune(
             p.items * p.lists, key, u, work, u, ruling, room, size, p.n, p.share, p.room,
             p.spill, p.items * p.lists, p.group, p.rows, p.gather, p.whole,
         )  # fmt: skip
     _launch_topk(
-        p.items, key, u, work, u, ruling, room, indices, values,
+        p.items, key, u, work, u, ruling, room, threshold, indices, values, count,
         None if edge is None else edge.words, size, k, p.n, p.rank, p.crowd, p.share, p.room,
         p.spill, p.wide, p.items, p.lists, p.looks, p.group, p.sample, p.rows, p.gather, p.whole,
         p.begin,
     )  # fmt: skip
-    if edge is not None:
-        edge.chose(indices, values)
-    return indices, values

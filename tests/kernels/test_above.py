@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from gradwire.kernels import above
 from gradwire.kernels.above_cpu import above_cpu
 from gradwire.kernels.above_torch import above_torch
-from gradwire.kernels.above_triton import above_triton
 from tests.kernels.test_topk import KINDS, sorted_topk, vector
 
 
@@ -34,7 +33,7 @@ def check(version, u, threshold, capacity, maxima=None, group=0):
     assert not values[n:].any()
 
 
-@pytest.mark.parametrize("version", [above_torch, above_cpu, above_triton])
+@pytest.mark.parametrize("version", [above_torch, above_cpu])
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(
@@ -65,7 +64,7 @@ def test_other_dtypes_are_compared_without_rounding_the_threshold(version, dtype
 @pytest.mark.parametrize("threshold", [float("nan"), float("inf"), -1.0])
 def test_thresholds_that_pass_nothing_or_everything(threshold):
     u = torch.tensor([1.0, 0.0, -2.0])
-    for version in (above, above_torch, above_triton):
+    for version in (above, above_torch):
         n = int(version(u, torch.tensor(threshold), 3)[2])
         assert n == (3 if threshold == -1 else 0)
 

@@ -1,0 +1,100 @@
+"""above in Triton: what passes a threshold, by each of the ways to find it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.kernels.triton_device import DEVICE, ON_GPU, gpu  # isort: skip
+from gradwire.kernels import plan_triton, topk_triton
+from gradwire.kernels.above_torch import above_torch
+from gradwire.kernels.plan_triton import plan
+from gradwire.kernels.scan_triton import group_maxima
+from gradwire.kernels.topk_triton import above_triton
+from gradwire.kernels.turns_triton import DIGITS, HEADER, WAY
+from gradwire.kernels.workspace_triton import workspace
+from tests.kernels.test_topk import KINDS, vector
+
+
+def check(u, threshold, capacity, group):
+    """As the reference has it, and the counters at rest; the way it was found."""
+    u = u.to(DEVICE)
+    threshold = torch.as_tensor(threshold, dtype=torch.float32).to(DEVICE)
+    maxima = group_maxima(u, group) if group else None
+    found = above_triton(u, threshold, capacity, maxima, group)
+    for mine, other in zip(found, above_torch(u, threshold, capacity), strict=True):
+        assert mine.dtype == other.dtype
+        assert torch.equal(mine, other)
+    words = workspace(0, u.device)[0]
+    way = int(words[WAY.value])
+    clean = words[: DIGITS.value].clone()
+    clean[HEADER.value : HEADER.value + 8] = 0
+    assert not clean.any()
+    return {1: "bins", 0: "digits"}[way]
+
+
+def rank(u, r):
+    """A threshold that r entries pass, if no ties are there."""
+    return u.abs().sort(descending=True).values[r].item()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_data(kind):
+    u = vector(kind, 5003)
+    for passing, capacity in ((30, 100), (100, 100), (300, 100)):
+        check(u, rank(u, passing), capacity, 32)
+    check(u, rank(u, 50), 1500, 0)
+
+
+def test_the_way():
+    u = vector("gaussian", 20000)
+    assert check(u, rank(u, 15), 20, 32) == "bins"
+    assert check(u, rank(u, 20), 20, 32) == "bins"
+    assert check(u, rank(u, 500), 20, 32) == "bins"
+    # The bound that room for 5000 gives is none, and so many candidates have no room: all of u.
+    assert check(u, rank(u, 4000), 5000, 32) == "digits" or ON_GPU
+
+
+@pytest.mark.parametrize("threshold", [float("nan"), float("inf"), -1.0, -0.0, 0.0, 1e-45])
+def test_thresholds_that_pass_nothing_or_everything(threshold):
+    for u in (torch.tensor([1.0, 0.0, -2.0, 1e-45]), vector("zeros", 700)):
+        for capacity in (0, 1, 3, u.numel(), u.numel() + 5):
+            check(u, threshold, capacity, 0)
+
+
+def test_an_unlucky_sample_does_not_let_small_entries_in(monkeypatch):
+    """Fewer than the room reach the bound: digits over all of u, and what passes of these."""
+    u = vector("gaussian", 20000)
+    honest = plan(20000, 50, 32, plan_triton.processors(DEVICE))
+    monkeypatch.setattr(topk_triton, "plan", lambda *_: replace(honest, rank=3, crowd=100))
+    for passing in (30, 49, 51, 400):
+        assert check(u, rank(u, passing), 50, 32) == "digits" or ON_GPU
+
+
+def test_other_dtypes_do_not_round_the_threshold():
+    u = vector("gaussian", 2000).to(torch.bfloat16)
+    just = torch.nextafter(u[7].abs().float(), torch.tensor(0.0))
+    assert 7 in above_triton(u.to(DEVICE), just.to(DEVICE), 2000)[0]
+    check(u, just, 40, 0)
+
+
+def test_launches_of_their_own(monkeypatch):
+    monkeypatch.setattr(plan_triton, "ALONE", 64)
+    plan.cache_clear()
+    try:
+        for kind in ("gaussian", "all equal", "layers"):
+            u = vector(kind, 20011)
+            for passing in (10, 40):
+                check(u, rank(u, passing), 20, 64)
+    finally:
+        plan.cache_clear()
+
+
+@gpu
+@pytest.mark.parametrize("kind", KINDS)
+def test_full_size(kind):
+    u = vector(kind, 6_553_600 + 13).to(DEVICE)
+    for size, k in ((u.numel(), 6554), (u.numel() - 13, 65_536)):
+        part = u[:size]
+        for passing in (k // 2, k, 3 * k):
+            check(part, rank(part, passing), k, 32)
