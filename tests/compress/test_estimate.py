@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from gradwire.compress.estimate import SEEN, just_below, reached, sample, stride
+from gradwire.compress.estimate import RANKED, just_below, reached, sample, stride
 from gradwire.compress.trimmed import STEP, rung
 from gradwire.types import Scan
 from tests.compress.test_selectors import drawn, scanned
@@ -28,8 +28,8 @@ def test_k_entries_reach_it_and_not_many_more(kind):
 
 def test_reached_counts_the_groups_that_are_sampled():
     """Maxima 1, 2, 3, ...: the rank can be read off."""
-    n = 50 * SEEN
-    step = stride(n, SEEN)
+    n = 50 * RANKED
+    step = stride(n, RANKED)
     scan = Scan(torch.tensor(True), torch.arange(n).float(), 64)
     u, k = torch.zeros(64), 10 * step
     first, second = reached(u, scan, k, 2 * k)
