@@ -10,7 +10,6 @@ from gradwire.cluster.group import Group
 from gradwire.compress import METHODS
 from gradwire.config import Config
 from gradwire.exchange import EXCHANGES
-from gradwire.kernels.topk import group_size
 
 REASONS = {
     "method": "the method is dense",
@@ -41,7 +40,9 @@ def choose(bundle: Bundle, config: Config, step: int, ranks: int, flush: bool) -
         rounds = config.exchange == "dense-bf16" and reason != "flush"
         return Choice(bundle.size, "dense-bf16" if rounds else "dense", reason)
     looks = EXCHANGES[config.exchange].chooses
-    group = 0 if looks else group_size(bundle.size, k, bundle.buffer.device)
+    wanted = METHODS[config.method].group_of
+    device, options = bundle.buffer.device, config.method_options
+    group = 0 if looks else wanted(k, bundle.size, device, options)
     return Choice(k, config.exchange, group=group)
 
 

@@ -110,11 +110,10 @@ class Memory(dict[str, Tensor]):
         """How many entries of u are not padding."""
         return u.numel() if self._ends is None else self.entries
 
-    def locate(self, ordinals: Tensor) -> Tensor:
-        """Where in u the n-th entry that is not padding is, for each n."""
-        if self._ends is None:
-            return ordinals
-        return ordinals + self._shifts[torch.searchsorted(self._ends, ordinals, right=True)]
+    @property
+    def places(self) -> tuple[Tensor, ...]:
+        """Where the entries that are not padding are, as `kernels.draw` wants to know it."""
+        return () if self._ends is None else (self._ends, self._shifts)
 
 
 @dataclass

@@ -9,8 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from gradwire.compress.bisect import MOST, bisect
-from gradwire.compress.chunked import check_chunked, chunked, chunked_room
+from gradwire.compress.chunked import check_chunked, chunked, chunked_group, chunked_room
 from gradwire.compress.deft import deft, deft_learns
 from gradwire.compress.dense import dense
 from gradwire.compress.dgc import check_dgc, dgc
@@ -25,7 +27,12 @@ from gradwire.compress.sidco import sidco
 from gradwire.compress.threshold import check_threshold, threshold
 from gradwire.compress.topk import topk
 from gradwire.compress.trimmed import trimmed
+from gradwire.kernels.topk import group_size
 from gradwire.types import Memory, Sparse
+
+
+def _for_topk(k: int, size: int, device: torch.device, options: Mapping[str, Any]) -> int:
+    return group_size(size, k, device)
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,8 @@ class Method:
     """(k, size, all options) -> the most entries it chooses, for which a message has room."""
     feedback: Callable[[Mapping[str, Any]], bool] = lambda options: True
     """Whether what it does not choose is kept for the next step."""
+    group: Callable[[int, int, torch.device, Mapping[str, Any]], int] = _for_topk
+    """(k, size, device, all options) -> entries a group whose maxima the scan leaves; 0: none."""
     check: Callable[[Mapping[str, Any]], None] = lambda options: None
     """Raises for values of its options that cannot work."""
 
@@ -66,6 +75,10 @@ class Method:
         """The capacity of its messages with these options."""
         return self.capacity(k, size, {**self.options, **options})
 
+    def group_of(self, k: int, size: int, device: torch.device, options: Mapping[str, Any]) -> int:
+        """The groups whose maxima it wants from the scan, with these options."""
+        return self.group(k, size, device, {**self.options, **options})
+
 
 def _times_k(k: int, size: int, options: Mapping[str, Any]) -> int:
     return room(k, size, options["capacity"])
@@ -82,11 +95,12 @@ METHODS: dict[str, Method] = {
         Method(mstopk),
         Method(sidco, capacity=_times_k, check=check_capacity),
         Method(threshold, capacity=_times_k, check=check_threshold),
-        Method(chunked, capacity=chunked_room, check=check_chunked),
+        Method(chunked, capacity=chunked_room, group=chunked_group, check=check_chunked),
         Method(
             randk,
             common=lambda options: options.get("shared", True),
             feedback=keeps_rest,
+            group=lambda k, size, device, options: 0,
             check=check_randk,
         ),
         Method(micro, exchange="union", share=share, learns=micro_learns),

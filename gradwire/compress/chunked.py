@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gradwire import kernels
 from gradwire.errors import ConfigError
 from gradwire.kernels.backend import constant
+from gradwire.kernels.chunks import chunk_group
 from gradwire.types import Memory, Scan, Sparse
 
 
@@ -40,6 +42,11 @@ def chunked_room(k: int, size: int, options: Mapping[str, Any]) -> int:
     """Entries that all chunks give together."""
     each, last = shares(k, size, options["chunk"])
     return size // options["chunk"] * each + last
+
+
+def chunked_group(k: int, size: int, device: torch.device, options: Mapping[str, Any]) -> int:
+    """A group that divides the chunk."""
+    return chunk_group(options["chunk"], shares(k, size, options["chunk"])[0], device)
 
 
 def check_chunked(options: Mapping[str, Any]) -> None:

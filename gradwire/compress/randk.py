@@ -8,7 +8,6 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.errors import ConfigError
-from gradwire.kernels.permuted_torch import mix
 from gradwire.types import Memory, Scan, Sparse
 
 _SIGNED = 1 << 63
@@ -35,19 +34,12 @@ def randk(
     """
     if "draws" not in memory:
         memory["draws"] = torch.zeros((), dtype=torch.int64, device=u.device)
-    draws = memory["draws"]
     stream = _mix_int(seed, memory.bundle, 0 if shared else memory.rank + 1)
-    key = mix(draws + stream)
-    draws.add_(1)
     size = memory.real(u)
-    drawn = kernels.permuted(torch.arange(k, device=u.device), size, key).sort().values
-    inside = drawn < size
-    where = memory.locate(drawn.clamp(max=size - 1))
-    indices = torch.where(inside, where, u.numel()).to(torch.int32)
-    values = torch.where(inside, u[where], 0)
+    indices, values, count = kernels.draw(u, k, size, memory["draws"], stream, *memory.places)
     if unbiased and k:
         values = values * (size / k)
-    return Sparse(indices, values, inside.sum(dtype=torch.int32), u.numel(), common=shared)
+    return Sparse(indices, values, count, u.numel(), common=shared)
 
 
 def keeps_rest(options: Mapping[str, Any]) -> bool:

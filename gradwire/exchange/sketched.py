@@ -11,13 +11,14 @@ from gradwire.cluster.group import Group
 from gradwire.encode import Encoding, Message
 from gradwire.exchange.ordered import ordered_bytes, ordered_mean, ordered_rounds
 from gradwire.exchange.outcome import Outcome
-from gradwire.exchange.table import Table
+from gradwire.exchange.table import Table, warn_if_blind
 from gradwire.kernels.sketch_torch import mix
 from gradwire.kernels.topk import group_size
 from gradwire.stages import stage
 from gradwire.types import Memory, Sparse
 
 Mean = Callable[[Tensor, torch.dtype, Group], tuple[Tensor, Tensor]]
+STEPS = "sketch.steps"
 
 
 def sketched(
@@ -50,6 +51,8 @@ def by_sketch(
 ) -> Outcome:
     """The two rounds, whichever way the mean is taken."""
     size, k, dtype = u.numel(), message.chosen.capacity, message.encoding.dtype
+    if group.rank == 0 and k and STEPS not in memory:
+        warn_if_blind(sketch, u, k)
     with stage("encode"):
         seeds = next_seeds(memory, sketch.rows, u.device)
         table = kernels.insert(u, sketch.width(size), seeds)
@@ -71,9 +74,9 @@ def by_sketch(
 
 def next_seeds(memory: Memory, rows: int, device: torch.device) -> Tensor:
     """int32 [rows], other ones at every step, the same on every rank."""
-    if "sketch.steps" not in memory:
-        memory["sketch.steps"] = torch.zeros((), dtype=torch.int64, device=device)
-    steps = memory["sketch.steps"]
+    if STEPS not in memory:
+        memory[STEPS] = torch.zeros((), dtype=torch.int64, device=device)
+    steps = memory[STEPS]
     numbers = steps * rows + torch.arange(1, rows + 1, device=device)
     steps.add_(1)
     return mix(mix(numbers.to(torch.int32)) + 1)

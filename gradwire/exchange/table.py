@@ -1,8 +1,14 @@
 """How large a sketch is, and whether it can show anything."""
 
+import math
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from gradwire import kernels
 from gradwire.cluster.group import Group
 from gradwire.errors import ConfigError
 
@@ -61,6 +67,35 @@ class Table:
                 f"a sketch of {self.rows} x {have} cells cannot show the {k} largest of {size} "
                 f"entries: use columns={need}{by_ratio}, or a lower density"
             )
+
+    def estimate(self, u: Tensor, k: int) -> tuple[int, int]:
+        """(shown, columns): how many of the k largest of u it would show, and columns for them all.
+
+        Those of twice the noise of a cell, as above; the noise is what the other entries leave
+        there, the root of their energy / columns. Asks the host.
+        """
+        largest = kernels.select(u, k)[1].double().square()
+        rest = (torch.linalg.vector_norm(u, dtype=torch.float64).square() - largest.sum()).relu()
+        shown = (largest >= 4 * rest / self.width(u.numel())).sum()
+        least = torch.where(largest > 0, largest, math.inf).amin()
+        n, energy, edge = torch.stack([shown, rest, least]).tolist()
+        return int(n), max(min(4 * k, u.numel()), math.ceil(4 * energy / edge))
+
+
+def warn_if_blind(sketch: Table, u: Tensor, k: int) -> None:
+    """Warns where the noise hides nine in ten of the k largest of u. Asks the host."""
+    size = u.numel()
+    shown, columns = sketch.estimate(u, k)
+    if 10 * shown >= k:
+        return
+    what = f"use columns={columns}, a ratio of {size / columns / sketch.rows:.3g}"
+    if columns * sketch.rows >= size:
+        what = "one that does is no smaller than they are: use exchange='oktopk'"
+    warnings.warn(
+        f"a sketch of {sketch.rows} x {sketch.width(size)} cells shows about {shown} of the {k} "
+        f"largest of these {size} entries; {what}",
+        stacklevel=2,
+    )
 
 
 def table_prepare(group: Group, size: int, capacity: int, **options: Any) -> None:

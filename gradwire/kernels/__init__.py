@@ -7,9 +7,9 @@ Every version of an op has the same signature and the same result, bit for bit.
 from gradwire.kernels.above import above
 from gradwire.kernels.chunks import chunks
 from gradwire.kernels.decode import decode
+from gradwire.kernels.draw import draw
 from gradwire.kernels.momentum import momentum
 from gradwire.kernels.pack import pack
-from gradwire.kernels.permuted import permuted
 from gradwire.kernels.scan import scan
 from gradwire.kernels.settle import settle
 from gradwire.kernels.sketch import insert, query
@@ -21,10 +21,10 @@ __all__ = [
     "above",
     "chunks",
     "decode",
+    "draw",
     "insert",
     "momentum",
     "pack",
-    "permuted",
     "query",
     "scan",
     "select",

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from gradwire.kernels.backend import uses_triton
 from gradwire.kernels.chunks_cpu import chunks_cpu
 from gradwire.kernels.chunks_torch import chunks_torch
 
@@ -25,4 +26,20 @@ def chunks(
 
 @functools.cache
 def _version(device: torch.device) -> Callable[..., tuple[Tensor, Tensor]]:
+    if uses_triton(device):
+        from gradwire.kernels.chunks_triton import chunks_triton
+
+        return chunks_triton
     return chunks_cpu if device.type == "cpu" else chunks_torch
+
+
+FEW = 16
+"""Winners a chunk up to which the kernel chooses groups first."""
+
+
+def chunk_group(chunk: int, each: int, device: torch.device = torch.device("cpu")) -> int:
+    """Entries a group for choosing `each` of every chunk; 0 where groups rule out too little."""
+    if device.type == "cuda" and each > FEW:
+        return 0
+    helps = (g for g in (64, 32, 16) if chunk % g == 0 and 4 * each * g <= chunk)
+    return next(helps, 0)

@@ -96,6 +96,8 @@ def test_what_cannot_be_measured_is_refused(given, message):
     [
         (np.zeros((2, 2), np.float32), "got float32 of shape"),
         (np.zeros(4), "got float64"),
+        (np.zeros(0, np.float32), r"got float32 of shape \(0,\)"),
+        (np.array([1, np.inf], np.float32), "not finite"),
         (np.array([1, np.nan], np.float32), "not finite"),
         (np.array([{}], dtype=object), "not a readable .npy"),
     ],

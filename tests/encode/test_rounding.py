@@ -5,10 +5,10 @@ import torch
 
 import gradwire
 from gradwire.encode import Encoding, decode, encode
-from gradwire.encode.noise import Noise, random_words
+from gradwire.encode.noise import Noise, _mix, mix_int, next_noise, random_words
 from gradwire.encode.values import STOCHASTIC
 from gradwire.errors import ConfigError
-from gradwire.types import Sparse
+from gradwire.types import Memory, Sparse
 
 TRUE = torch.tensor(True)
 FIRST = [1302927599, 3401341616, 2501526713, 2095959233]
@@ -66,6 +66,21 @@ def test_words_are_the_same_everywhere_and_differ_by_step_rank_and_bundle():
     assert abs(float(halves.mean()) - 0.5) < 5 / (12 * 1000) ** 0.5
     bits = torch.stack([(first >> b) & 1 for b in range(32)]).double().mean(1)
     assert float((bits - 0.5).abs().max()) < 5 * 0.5 / 1000**0.5
+
+
+def test_every_step_has_its_own_noise():
+    memory = Memory(rank=2, bundle=3)
+    for step in (1, 2, 3):
+        own = next_noise(memory, torch.device("cpu"))
+        assert (own.bundle, own.rank, int(own.step)) == (3, 2, step)
+    assert int(memory["roundings"]) == 3
+
+
+def test_keys_are_hashed_as_words_are():
+    """On the host and on the device; of longer numbers the low 32 bits."""
+    numbers = [0, 1, 2**31, 2**32 - 1, 2**32, 2**32 + 5, 2**40 + 12345]
+    assert [mix_int(x) for x in numbers] == _mix(torch.tensor(numbers)).tolist()
+    assert mix_int(2**32 + 5) == mix_int(5)
 
 
 def run(cluster, steps):

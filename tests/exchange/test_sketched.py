@@ -1,5 +1,7 @@
 """Sketches: what they find, on which data, and what is refused."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -132,3 +134,66 @@ def test_the_size_that_is_proposed_works():
         [torch.randn(1000)] * 2
     )
     Table(ratio=5.12).check(1024, 10)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "columns", "recall"),
+    [
+        ("gaussian", 5, 50_000, 0.05),
+        ("t3", 5, 10_000, 0.22),
+        ("t3", 3, 33_333, 0.42),
+        ("t3", 5, 50_000, 0.81),
+        ("t2.1", 5, 1_000, 0.07),
+        ("t2.1", 5, 10_000, 0.52),
+        ("t2.1", 5, 50_000, 0.99),
+    ],
+)
+def test_what_a_table_shows_is_estimated(kind, rows, columns, recall):
+    """Near the share of the largest that four candidates find: the figures of docs/exchanges.md."""
+    shown, _ = Table(rows, columns).estimate(drawn(kind), K)
+    assert shown / K == pytest.approx(recall, abs=0.2)
+
+
+@pytest.mark.parametrize("kind", ["t3", "t2.1"])
+def test_the_size_that_is_estimated_shows_them(kind):
+    _, columns = Table(5, 4000).estimate(drawn(kind), K)
+    assert Table(5, columns).estimate(drawn(kind), K)[0] == K
+    assert Table(5, round(0.9 * columns)).estimate(drawn(kind), K)[0] < K
+
+
+def test_an_estimate_of_vectors_without_noise():
+    """Nothing but winners, fewer of them than k, none at all."""
+    u = torch.zeros(1000)
+    assert Table(5, 100).estimate(u, 10) == (10, 40)
+    u[:7] = 1e30
+    assert Table(5, 100).estimate(u, 10) == (10, 40)
+    assert Table(5, 100).estimate(u, 900)[1] == 1000
+
+
+def said(u, **fields):
+    """The warnings of the first step, and of the second."""
+    cluster = gradwire.VirtualCluster(2, exchange="gs-sgd", density=0.001, **fields)
+    steps = []
+    for _ in range(2):
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            cluster.average([u] * 2)
+        steps.append([str(w.message) for w in seen])
+    return steps
+
+
+def test_a_sketch_that_shows_next_to_nothing_is_warned_of_once():
+    u = drawn("t3")[:100_000]
+    first, second = said(u, columns=450)
+    assert len(first) == 1, "one rank says it"
+    assert "5 x 450 cells shows about 2 of the 100 largest of these 100032 entries" in first[0]
+    assert not second
+    columns = int(first[0].partition("use columns=")[2].partition(",")[0])
+    assert first[0].endswith(f"a ratio of {100_032 / columns / 5:.3g}")
+    assert said(u, columns=columns) == [[], []]
+
+
+def test_no_sketch_is_proposed_where_none_would_do():
+    first, _ = said(drawn("gaussian")[:100_000])
+    assert "0 of the 100 largest" in first[0]
+    assert first[0].endswith("no smaller than they are: use exchange='oktopk'")

@@ -1,5 +1,7 @@
 """The path on a GPU: no host sync, capturable, repeatable, beside other work, within its memory."""
 
+import contextlib
+
 import pytest
 import torch
 
@@ -7,11 +9,14 @@ from tests.kernels.triton_device import DEVICE, gpu  # isort: skip
 from gradwire import kernels
 from gradwire.accumulate.bundle import Bundle
 from gradwire.choose import choose
+from gradwire.compress import METHODS
 from gradwire.config import Config
 from gradwire.encode import encode
+from gradwire.kernels.chunks_torch import chunks_torch
+from gradwire.kernels.draw_torch import draw_torch
 from gradwire.kernels.scan_torch import scan_torch
 from gradwire.kernels.topk_torch import topk_torch
-from gradwire.types import Delivered, Slot
+from gradwire.types import Delivered, Memory, Slot
 
 pytestmark = gpu
 
@@ -79,6 +84,54 @@ def test_a_captured_step_replays_with_new_data(size):
         assert torch.equal(indices, expected)
         assert torch.equal(mean[expected.long()], gradient[expected.long()])
         assert int((mean != 0).sum()) == indices.numel()
+
+
+@pytest.mark.parametrize("method", ["chunked", "randk"])
+def test_other_methods_do_not_wait_and_can_be_captured(method):
+    b, gradient = bundle(), torch.randn(SIZE, device=DEVICE)
+    choice = choose(b, Config(method=method, density=0.001), 0, 4, False)
+
+    def once():
+        scan = b.accumulate([(0, gradient)], choice.group, FINE)
+        sparse = METHODS[method].run(b.u, choice.k, b.memory, scan)
+        b.delivered = Delivered(scan.finite, sparse.indices, sparse.values)
+        return sparse
+
+    once()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        once()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    b.delivered = None
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        sparse = once()
+    seen = []
+    for seed in range(3):
+        b.buffer.zero_()
+        gradient.copy_(torch.randn(SIZE, device=DEVICE, generator=_generator(seed)))
+        before = {name: tensor.clone() for name, tensor in b.memory.items()}
+        graph.replay()
+        twin = Memory()
+        twin.update(before)
+        twin.lay_out(b.slots, DEVICE)
+        with reference():
+            expected = METHODS[method].run(gradient.clone(), choice.k, twin)
+        assert torch.equal(sparse.indices, expected.indices)
+        assert torch.equal(sparse.values, expected.values)
+        seen.append(sparse.indices.clone())
+    assert not torch.equal(seen[0], seen[1])
+
+
+@contextlib.contextmanager
+def reference():
+    """The torch versions of chunks and draw, wherever the tensors are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "chunks", chunks_torch)
+        patch.setattr(kernels, "draw", draw_torch)
+        yield
 
 
 def test_steps_follow_the_reference():

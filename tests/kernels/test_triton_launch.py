@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE  # isort: skip
-from gradwire.kernels import launch_triton, momentum_triton, scan_triton
+from gradwire.kernels import chunks_triton, draw_triton, launch_triton, momentum_triton, scan_triton
 from gradwire.kernels.launch_triton import Launcher
 
 
@@ -95,3 +95,64 @@ def test_whatever_changes_the_code_changes_the_key(module, call, monkeypatch):
     if call is momentum:
         call([(0, whole)], maxima, nesterov=True)
     assert len(set(keys)) == len(keys) == (9 if call is momentum else 8)
+
+
+def test_the_keys_of_chunks(monkeypatch):
+    keys = []
+
+    def few(grid, key, *args):
+        keys.append(key)
+
+    def many(grid, key, *args):
+        keys.append(("many", key))
+
+    monkeypatch.setattr(chunks_triton, "_launch_few", few)
+    monkeypatch.setattr(chunks_triton, "_launch_many", dict.fromkeys((1, 2, 4, 8, 16, 32), many))
+    room, maxima = torch.zeros(8193, device=DEVICE), torch.zeros(513, device=DEVICE)
+    whole, shifted = room[:-1], room[1:]
+
+    def call(u=whole, chunk=4096, each=4, maxima=maxima[:-1], group=64):
+        chunks_triton.chunks_triton(u, chunk, each, 0, maxima, group)
+
+    call()
+    call(each=5)
+    call(each=16)
+    call(chunk=2048)
+    call(group=32)
+    call(shifted)
+    call(maxima=maxima[1:])
+    call(whole.bfloat16())
+    call(maxima=None)
+    call(maxima=None, chunk=2048)
+    call(shifted, maxima=None)
+    call(whole.bfloat16(), maxima=None)
+    assert len(set(keys)) == len(keys) == 12
+
+
+def test_the_keys_of_draw(monkeypatch):
+    keys = {"drop": [], "rank": []}
+    for name, seen in keys.items():
+        note = lambda grid, key, *args, seen=seen: seen.append(key)  # noqa: E731
+        monkeypatch.setattr(draw_triton, f"_launch_{name}", note)
+    room, draws = torch.zeros(8193, device=DEVICE), torch.zeros(3, dtype=torch.int64, device=DEVICE)
+    whole, ends = room[:-1], torch.zeros(9, dtype=torch.int64, device=DEVICE)
+
+    def call(u=whole, k=10, draws=draws[0], stream=2**40, places=()):
+        draw_triton.draw_triton(u, k, 8000, draws, stream, *places)
+
+    call()
+    call(stream=5)
+    assert len(set(keys["drop"])) == 2
+    keys["drop"].clear()
+    keys["rank"].clear()
+    call()
+    call(room[1:])
+    call(draws=draws[1])
+    call(whole.bfloat16())
+    call(k=4000)
+    call(places=(ends[:4], ends[:4]))
+    call(places=(ends[:8], ends[:8]))
+    call(places=(ends[1:5], ends[:4]))
+    call(places=(ends[:4], ends[1:5]))
+    assert keys["drop"][0] != keys["drop"][2]
+    assert len(set(keys["rank"])) == len(keys["rank"]) == 9

@@ -1,15 +1,20 @@
 """`train --record-gradients`: what a worker chose from, in files that bench reads."""
 
+import os
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 import gradwire
+from gradwire.accumulate.bundle import Bundle
 from gradwire.bench.data import read_gradient
 from gradwire.train import Sitting
 from gradwire.train.folder import GRADIENTS, open_new, write_config
 from gradwire.train.gradients import record_gradient
 from gradwire.train.launch import launch
+from gradwire.types import Slot
 from tests.data.files import write_mnist
 from tests.train import jobs
 
@@ -42,3 +47,44 @@ def test_it_is_u_without_the_padding(tmp_path, method):
         kept = cluster.residual(0)
     assert (float(kept.abs().sum()) > 0) == (method == "topk")
     assert not list(tmp_path.rglob("*.tmp"))
+
+
+def two_bundles():
+    """Of three parameters with padding between them; entry i of all of them is i."""
+    bundles, first = [], 0
+    for lengths in ((5, 70), (3,)):
+        slots, offset = [], 0
+        for n in lengths:
+            slots.append(Slot(f"{offset}", (n,), (1,), torch.float32, offset, n))
+            offset += -(-n // 64) * 64
+        bundles.append(Bundle(slots, torch.device("cpu"), rank=0, index=0, dense=False))
+        bundles[-1].buffer.fill_(-1)
+        for slot in slots:
+            bundles[-1].u[slot.offset : slot.offset + slot.numel] = torch.arange(
+                first, first + slot.numel
+            ).float()
+            first += slot.numel
+    return SimpleNamespace(bundles=bundles)
+
+
+def test_every_parameter_behind_the_other(tmp_path):
+    path = record_gradient(tmp_path, 12, two_bundles())
+    assert path == tmp_path / GRADIENTS / "step-000012.npy"
+    assert read_gradient(path).tolist() == list(range(78))
+
+
+def test_a_file_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
+    """Broken off while it was written: what was there before stays."""
+    path = record_gradient(tmp_path, 1, two_bundles())
+    before = path.read_bytes()
+
+    def broken(file, *_, **__):
+        file.write(b"half")
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "save", broken)
+        with pytest.raises(OSError, match="disk full"):
+            record_gradient(tmp_path, 1, two_bundles())
+    assert path.read_bytes() == before
+    assert [f for f in os.listdir(path.parent) if f.endswith(".npy")] == [path.name]

@@ -1,0 +1,75 @@
+"""The reference of draw: plain torch, any device, no host sync on CUDA."""
+
+import math
+
+import torch
+from torch import Tensor
+
+ROUNDS = 6
+
+
+def draw_torch(
+    u: Tensor,
+    k: int,
+    size: int,
+    draws: Tensor,
+    stream: int,
+    ends: Tensor | None = None,
+    shifts: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `draw`. Sorts what was drawn.
+
+    The grid exceeds `size` by less than one row, so few walks leave an entry outside once in 10^20
+    draws, if at all: it then counts as not drawn.
+    """
+    key = mix(draws + stream)
+    draws.add_(1)
+    drawn = permuted(torch.arange(k, device=u.device), size, key).sort().values
+    inside = drawn < size
+    where = drawn.clamp(max=size - 1)
+    if ends is not None and shifts is not None:
+        where = where + shifts[torch.searchsorted(ends, where, right=True)]
+    indices = torch.where(inside, where, u.numel()).to(torch.int32)
+    return indices, torch.where(inside, u[where], 0), inside.sum(dtype=torch.int32)
+
+
+def grid(size: int) -> tuple[int, int]:
+    """The sides of the smallest grid, nearly a square, that has `size` cells."""
+    a = max(1, math.isqrt(size))
+    return a, -(-size // a)
+
+
+def permuted(x: Tensor, size: int, key: Tensor) -> Tensor:
+    """Where each x (int64) lands under a permutation of 0..size-1 keyed by `key` (0-d int64)."""
+    a, b = grid(size)
+    out = _feistel(x, a, b, key)
+    for _ in range(_walks(size, a * b)):
+        if out.device.type == "cpu" and bool((out < size).all()):
+            break
+        out = torch.where(out < size, out, _feistel(out, a, b, key))
+    return out
+
+
+def _walks(size: int, cells: int) -> int:
+    """Steps after which an entry is outside with probability 10^-20; at most what is outside."""
+    if cells == size:
+        return 0
+    return min(cells - size, math.ceil(math.log(1e-20) / math.log((cells - size) / cells)))
+
+
+def _feistel(x: Tensor, a: int, b: int, key: Tensor) -> Tensor:
+    left, right = x // b, x % b
+    for r in range(ROUNDS):
+        left = (left + (mix(right + key + 2 * r) & 0x7FFFFFFF)) % a
+        right = (right + (mix(left + key + 2 * r + 1) & 0x7FFFFFFF)) % b
+    return left * b + right
+
+
+_A, _B = -7046029254386353131, -4658895280553007687
+
+
+def mix(x: Tensor) -> Tensor:
+    """A 64-bit finaliser (splitmix64) on int64 tensors, whose products wrap."""
+    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * _B
+    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * _A
+    return x ^ ((x >> 31) & 0x1FFFFFFFF)
