@@ -1,5 +1,7 @@
 """What cannot work, refused by name before it goes wrong quietly."""
 
+import sys
+
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -7,6 +9,16 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.errors import AttachError
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def is_sharded(model: object) -> bool:
+    """Whether fully_shard was called on the model, or on a part of it."""
+    if "torch.distributed.fsdp" not in sys.modules or not isinstance(model, nn.Module):
+        # Importing it takes seconds, which whoever has no sharded model should not wait.
+        return False
+    from torch.distributed.fsdp import FSDPModule
+
+    return any(isinstance(module, FSDPModule) for module in model.modules())
 
 
 def unwrap(model: object) -> DistributedDataParallel:
