@@ -1,7 +1,6 @@
 """Replicas of a model that FSDP2 shards: hybrid sharding, with a compressed all-reduce."""
 
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -24,15 +23,13 @@ from gradwire.names import unwrapped
 from gradwire.types import Slot
 from gradwire.watch import Watch
 
-_ports: "weakref.WeakKeyDictionary[nn.Module, Port]" = weakref.WeakKeyDictionary()
-
 
 class Port:
-    """What FSDP2's hooks call, for good: it passes flat shards to the wire that is attached."""
+    """What FSDP2's hooks call: it passes flat shards to the wire, or averages them itself."""
 
-    def __init__(self, replicas: dist.ProcessGroup) -> None:
+    def __init__(self, replicas: dist.ProcessGroup, wire: "ShardedWire") -> None:
         self.replicas = replicas
-        self.wire: ShardedWire | None = None
+        self.wire: ShardedWire | None = wire
 
     def __call__(self, index: int, flat: Tensor) -> None:
         if flat.is_cuda:
@@ -46,6 +43,17 @@ class Port:
             dist.all_reduce(flat, op=dist.ReduceOp.AVG, group=self.replicas)
         else:
             wire.engine.hook(wire.units[index], flat)
+
+
+class Hook:
+    """One unit's all-reduce hook. The model holds it, and nothing else holds the model."""
+
+    def __init__(self, port: Port, index: int) -> None:
+        self.port = port
+        self._index = index
+
+    def __call__(self, flat: Tensor) -> None:
+        self.port(self._index, flat)
 
 
 class ShardWatch(Watch):
@@ -84,7 +92,7 @@ class ShardedWire(Attached):
 
     @property
     def last_skipped(self) -> Tensor:
-        """Whether the step before the last was skipped, as the last one found out."""
+        """Whether the step before this one was skipped, as this one found when it began."""
         return self._skipped
 
     def put_back(self) -> None:
@@ -120,24 +128,14 @@ def attach_sharded(
     replicas = group_of(replicate_group)
     device = units[0].group.device
     check_axes(replicas, units[0].group.mesh_info.shard_process_group, device)
-    port = _ports.get(root)
-    _refuse_hooked(units, port)
+    _refuse_hooked(units)
     wire = ShardedWire(root, units, config, process_group=replicas, scaler=scaler, **fields)
     _open(wire, root, device)
     _broadcast(wire, root)
-    if port is None:
-        port = _ports[root] = Port(replicas)
+    port = Port(replicas, wire)
     for unit in units:
-        unit.group.modules[0].set_all_reduce_hook(_hook(port, unit.index))
-    port.wire = wire
+        unit.group.modules[0].set_all_reduce_hook(Hook(port, unit.index))
     return wire
-
-
-def _hook(port: Port, index: int) -> Callable[[Tensor], None]:
-    def gradwire_hook(flat: Tensor) -> None:
-        port(index, flat)
-
-    return gradwire_hook
 
 
 def _root(model: object) -> Any:
@@ -156,13 +154,14 @@ def _root(model: object) -> Any:
     )
 
 
-def _refuse_hooked(units: Sequence[Unit], port: Port | None) -> None:
-    if port is not None and port.wire is not None:
-        raise AttachError(
-            "this model is attached already: call wire.detach() and take a step first"
-        )
+def _refuse_hooked(units: Sequence[Unit]) -> None:
     for unit in units:
-        if port is None and unit.group._all_reduce_hook is not None:
+        hook = unit.group._all_reduce_hook
+        if isinstance(hook, Hook) and hook.port.wire is not None:
+            raise AttachError(
+                "this model is attached already: call wire.detach() and take a step first"
+            )
+        if hook is not None and not isinstance(hook, Hook):
             raise AttachError(
                 f"{unit.name or 'the root'} has an all-reduce hook already, and FSDP takes only one"
             )

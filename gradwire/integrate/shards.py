@@ -1,10 +1,11 @@
 """Runs a State's steps inside FSDP2's backward pass, one flat shard at a time."""
 
+import contextlib
 import logging
 import warnings
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import Tensor
@@ -55,8 +56,12 @@ class Shards:
         """Replace a flat shard by its mean; called by FSDP2, in the same order on every rank."""
         if self._broken is not None:
             raise self._broken
-        parts = unit.parts(flat)
-        self._enter(unit)
+        try:
+            parts = unit.parts(flat)
+            self._enter(unit)
+        except AttachError as error:
+            self._give_up(error)
+            raise
         bundles = self._wire.by_unit.get(unit.index, [])
         if unit.holds:
             self._hold(unit, bundles, parts)
@@ -101,6 +106,7 @@ class Shards:
         if unit.index in self._fired:
             warnings.warn("the last backward pass did not finish; it is put back", stacklevel=2)
             self._fired.clear()
+            self._settle_others()
             self._wire.put_back()
             self.begun = False
         if not self.begun:
@@ -114,13 +120,15 @@ class Shards:
         wire = self._wire
         if wire.watch is not None and wire.watch.due(wire.steps):
             self._check_drift()
-        for bundle in wire.bundles:
-            if bundle.index not in self._processed:
-                # It took no part in the last step: what it delivered belongs to the one before.
-                bundle.settle(wire.last_skipped)
         self._processed = {}
         wire.begin()
         self.begun = True
+
+    def _settle_others(self) -> None:
+        """What took no part in this step has delivered in the one before, whose end is known."""
+        for bundle in self._wire.bundles:
+            if bundle.index not in self._processed:
+                bundle.settle(self._wire.last_skipped)
 
     def _check_drift(self) -> None:
         error: DriftError | None = None
@@ -145,12 +153,13 @@ class Shards:
 
     @torch.no_grad()
     def _agree(self, units: Sequence[Unit]) -> None:
-        """One shard that was not finite makes the step one that did not happen on all of them.
+        """A shard that was not finite makes the step one that did not happen on all of them.
 
         Their gradients are then made to show it. A small all-reduce, once a step.
         """
         device = self._shards.device
-        with torch.cuda.stream(self._stream) if self._stream else torch.no_grad():
+        with torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext():
+            self._settle_others()
             bad = torch.zeros(1, device=device)
             for bundle in self._processed.values():
                 assert bundle.delivered is not None, "a bundle was processed without delivering"
@@ -163,23 +172,27 @@ class Shards:
             bundle.delivered.ok = ok
         _mark(units, ok)
 
-    def _fail(self, bundle: Bundle, error: Exception) -> None:
-        """Nobody may wait for ever: release the peers, and end here."""
-        self._broken = ExchangeError(
+    def _fail(self, bundle: Bundle, error: Exception) -> NoReturn:
+        """Say where it happened."""
+        broken = ExchangeError(
             f"rank {self._wire.group.rank}, step {self._wire.steps}, bundle {bundle.index} "
             f"({bundle.slots[0].name} ...): {error}"
         )
-        log.error("%s", self._broken, exc_info=error)
+        log.error("%s", broken, exc_info=error)
+        self._give_up(broken)
+        raise broken from error
+
+    def _give_up(self, error: Exception) -> None:
+        """Nobody may wait for ever: release the peers, and end here."""
+        self._broken = error
         self._wire.group.give_up()
         self._shards.give_up()
-        raise self._broken from error
 
 
 def _mark(units: Sequence[Unit], ok: Tensor) -> None:
-    """Make one small gradient of this rank NaN unless `ok`, so that any check sees the step."""
-    places = [place for unit in units for place in unit.places if place.numel]
-    for place in sorted(places, key=lambda place: place.numel):
-        gradient = place.parameter.sharded_param.grad
+    """Make a small gradient of this rank NaN unless `ok`, so that any check sees the step."""
+    for unit in units:
+        gradient = unit.smallest.parameter.sharded_param.grad if unit.smallest else None
         if gradient is not None:
             local = gradient.to_local()
             local.copy_(torch.where(ok.to(local.device), local, float("nan")))

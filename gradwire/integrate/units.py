@@ -45,6 +45,8 @@ class Unit:
         for parameter in group.fsdp_params:
             if parameter.sharded_param.requires_grad:
                 self._append(parameter, names)
+        filled = [place for place in self.places if place.numel]
+        self.smallest = min(filled, key=lambda place: place.numel, default=None)
 
     def _append(self, parameter: Any, names: dict[int, str]) -> None:
         place = Place(

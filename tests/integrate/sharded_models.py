@@ -91,11 +91,15 @@ def flat(net):
 
 def gradients(net):
     with torch.no_grad():
-        return {n: p.grad.to_local().clone() for n, p in net.named_parameters()}
+        return {n: p.grad.to_local().clone() for n, p in trainable(net)}
 
 
 def residuals(net, wire):
-    return {name: wire.residual(name) for name, _ in net.named_parameters()}
+    return {name: wire.residual(name) for name, _ in trainable(net)}
+
+
+def trainable(net):
+    return [(name, p) for name, p in net.named_parameters() if p.requires_grad]
 
 
 def spied(wire, change=None):

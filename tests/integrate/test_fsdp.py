@@ -1,10 +1,13 @@
 """FSDP2: 2 replicas x 2 shards. Equal to dense hybrid sharding, the law, replicas bit-equal."""
 
+import gc
 import warnings
+import weakref
 
 import pytest
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.tensor import Shard
 from torch.utils.checkpoint import checkpoint
 
 import gradwire
@@ -19,6 +22,14 @@ OPTIMIZERS = {
 }
 
 
+def by_column(parameter):
+    """Where columns can be cut evenly they are."""
+    return Shard(1) if parameter.ndim == 2 and parameter.shape[1] % 2 == 0 else Shard(0)
+
+
+PLACEMENTS = {"sgd": None, "adamw": by_column}
+
+
 def same_shard(results):
     """The results of the replicas, shard by shard."""
     return [results[0::2], results[1::2]]
@@ -26,8 +37,9 @@ def same_shard(results):
 
 def against_native(rank, name):
     axes = models.mesh()
-    ours, wire = models.wrapped(axes, density=1.0, dense=("*.gain",))
-    theirs = models.sharded(models.model(), axes)
+    shard = {"shard_placement_fn": PLACEMENTS[name]}
+    ours, wire = models.wrapped(axes, density=1.0, dense=("*.gain",), shard=shard)
+    theirs = models.sharded(models.model(), axes, **shard)
     for net in (ours, theirs):
         models.train(net, 4, optimizer=OPTIMIZERS[name](net.parameters()))
     stats = wire.stats()
@@ -250,6 +262,63 @@ def test_a_shard_that_is_not_finite_stops_the_step_on_all_of_them(ranks, how, mi
         assert float(error.abs().max()) < 1e-5, "something was lost"
 
 
+def scaled(rank):
+    """Steps 1 and 4 overflow in one shard of one replica: the scaler sees it everywhere."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+    net, wire = models.wrapped(scaler=scaler)
+    switch = {"on": False}
+
+    def change(unit, flat):
+        if switch["on"] and rank == 2 and unit.name == "blocks.0":
+            flat[3] = float("inf")
+
+    seen = models.spied(wire, change)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    total = out = 0
+    scales = []
+    for step in range(7):
+        switch["on"] = step in (1, 4)
+        optimizer.zero_grad()
+        scales.append(scaler.get_scale())
+        scaler.scale(models.loss(net, models.data(step))).backward()
+        total = total + models.joined(seen) / scales[-1]
+        seen.clear()
+        scaler.step(optimizer)
+        if not switch["on"]:
+            out = out + models.joined(models.gradients(net))
+        scaler.update()
+    kept = models.joined(models.residuals(net, wire))
+    skipped = wire.stats().skipped
+    wire.close()
+    return total, out, kept, scales, skipped, models.flat(net)
+
+
+def test_a_scaler_skips_on_every_rank(ranks):
+    results = ranks.run(4, scaled)
+    for _, _, _, scales, skipped, _ in results:
+        assert scales == [1024, 1024, 512, 512, 1024, 512, 512]
+        assert skipped == 2
+    for replicas in same_shard(results):
+        totals, outs, kept, _, _, params = zip(*replicas, strict=True)
+        assert torch.equal(*params)
+        error = (sum(totals) - sum(kept)) / 2 - outs[0]
+        assert float(error.abs().max()) < 1e-5
+
+
+def dropped(rank):
+    net, wire = models.wrapped()
+    models.train(net, 1)
+    wire.close()
+    gone = [weakref.ref(net), weakref.ref(wire)]
+    del net, wire
+    gc.collect()
+    return [ref() is None for ref in gone]
+
+
+def test_nothing_keeps_the_model_alive(ranks):
+    assert ranks.run(4, dropped) == [[True, True]] * 4
+
+
 def controlled(rank):
     """flush, skip_step, detach, dense, attach again."""
     axes = models.mesh()
@@ -329,6 +398,10 @@ class Sometimes(models.Net):
     """Uses its second block only where it is told to."""
 
     use = True
+
+    def __init__(self):
+        super().__init__()
+        self.blocks[1].up.weight.requires_grad_(False)
 
     def forward(self, x):
         x = self.blocks[0](self.first(x))
