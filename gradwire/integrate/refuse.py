@@ -27,6 +27,8 @@ def unwrap(model: object) -> DistributedDataParallel:
     if isinstance(inner, DistributedDataParallel):
         return inner
     hint = "wrap it first: ddp = DistributedDataParallel(model)"
+    if type(inner).__name__ == "FullyShardedDataParallel":
+        hint = "FSDP1 has no hook for it; use fully_shard and replicate_group"
     if isinstance(inner, nn.Module) and any(
         isinstance(m, DistributedDataParallel) for m in inner.modules()
     ):

@@ -7,6 +7,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import gradwire
+from tests.cluster.test_law import violation
 
 
 class Block(nn.Module):
@@ -125,3 +126,21 @@ def spied(wire, change=None):
 def joined(tensors):
     """All parameters as one flat fp32 vector, in the order of their names."""
     return torch.cat([tensors[name].reshape(-1).float() for name in sorted(tensors)]).cpu()
+
+
+def same_shard(results):
+    """The results of the replicas, shard by shard."""
+    return [results[0::2], results[1::2]]
+
+
+def check_law(results):
+    for replicas in same_shard(results):
+        for parts in zip(*(rows for rows, _, _ in replicas), strict=True):
+            us, updates, kept = zip(*parts, strict=True)
+            assert torch.equal(*updates)
+            assert violation(us, updates[0], kept) <= 8
+            assert all(float(part.norm()) > 0 for part in (*us, updates[0], *kept))
+        assert torch.equal(replicas[0][1], replicas[1][1]), "replicas differ"
+    for _, _, stats in results:
+        assert stats["bytes_sent"] < stats["bytes_dense"] / 4
+        assert stats["steps"] == 4

@@ -7,7 +7,6 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 import gradwire
 from tests.integrate import sharded_models as models
-from tests.integrate.test_fsdp import check_law, same_shard
 from tests.ranks import Ranks
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -43,7 +42,7 @@ def steps(rank, policy, count):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_replicas_are_bit_equal_after_100_steps(nccl, policy):
     results = nccl.run(4, steps, policy, 100)
-    for (first, stats), (second, _) in same_shard(results):
+    for (first, stats), (second, _) in models.same_shard(results):
         assert torch.isfinite(first).all()
         assert torch.equal(first, second)
         assert stats["bytes_sent"] < stats["bytes_dense"] / 10
@@ -87,7 +86,7 @@ def ledger(rank, policy):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_law(nccl, policy):
-    check_law(nccl.run(4, ledger, policy))
+    models.check_law(nccl.run(4, ledger, policy))
 
 
 def spoiled(rank):
@@ -119,7 +118,7 @@ def test_a_shard_that_is_not_finite_stops_the_step_on_all_of_them(nccl):
     for bad, skipped, _ in results:
         assert bad == [False, True, False, False]
         assert skipped == 1
-    for replicas in same_shard(results):
+    for replicas in models.same_shard(results):
         assert torch.equal(replicas[0][-1], replicas[1][-1])
 
 
@@ -234,5 +233,5 @@ def detached(rank):
 
 
 def test_detach_and_attach_again(nccl):
-    for replicas in same_shard(nccl.run(4, detached)):
+    for replicas in models.same_shard(nccl.run(4, detached)):
         assert torch.equal(*replicas)

@@ -4,7 +4,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FullyShardedDataParallel,
+    MixedPrecisionPolicy,
+    fully_shard,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
@@ -112,6 +117,15 @@ def test_a_native_2d_mesh_is_shown_what_to_do_instead(ranks):
             "fully_shard",
             "wire = gradwire.attach",
         ]
+
+
+@pytest.mark.parametrize("fields", [{}, {"replicate_group": object()}], ids=["alone", "group"])
+def test_fsdp1_is_shown_fully_shard(fields):
+    old = FullyShardedDataParallel.__new__(FullyShardedDataParallel)
+    nn.Module.__init__(old)
+    old._fsdp_wrapped_module = nn.Linear(2, 2)
+    with pytest.raises(AttachError, match=r"FSDP1 has no .* use fully_shard"):
+        gradwire.attach(old, **fields)
 
 
 def differing(rank, what):
