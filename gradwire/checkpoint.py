@@ -26,9 +26,15 @@ MANIFEST = "gradwire.json"
 def save(state: "State", folder: str | os.PathLike[str]) -> None:
     """Write every rank's part and the manifest. A collective call.
 
-    Atomic: until the manifest is replaced, the folder holds the checkpoint it held before.
+    Atomic: until the manifest is replaced, the folder holds the checkpoint it held before. For a
+    sharded model it is a folder of torch.distributed.checkpoint, one a checkpoint.
     """
     path = Path(folder)
+    if state.sharded:
+        from gradwire import sharded
+
+        sharded.save(state, path)
+        return
     rank, size = state.group.rank, state.group.size
     part = f"gradwire-step{state.steps}-rank{rank}.pt"
     failure = ""
@@ -57,8 +63,14 @@ def load(state: "State", folder: str | os.PathLike[str]) -> None:
 
     With another number of ranks every rank starts from the mean of the saved residuals and of the
     saved momentum, which leaves nothing out: the mean over the new ranks is the mean over the old.
+    Likewise the replicas of a sharded model, whose number of shards may change too.
     """
     path = Path(folder)
+    if state.sharded:
+        from gradwire import sharded
+
+        sharded.load(state, path)
+        return
     manifest = read_manifest(path)
     parts, size = manifest["parts"], manifest["world_size"]
     if size == state.group.size:

@@ -27,6 +27,15 @@ def state_dict(state: "State") -> dict[str, Any]:
     optimiser took the last step, and "velocity" the momentum that is still to be masked; so a step
     that turns out to be skipped after a resume is put back just as it would have been without it.
     """
+    return header(state) | {
+        "residual": _by_name(state, [bundle.buffer for bundle in state.bundles]),
+        "velocity": _by_name(state, [bundle.velocity for bundle in state.bundles]),
+        "delivered": [_pack(bundle) for bundle in state.bundles],
+    }
+
+
+def header(state: "State") -> dict[str, Any]:
+    """All of a state but its long vectors."""
     if not state.opened:
         raise StateError("there is nothing to save yet: the parameters are known after a step")
     return {
@@ -40,11 +49,8 @@ def state_dict(state: "State") -> dict[str, Any]:
         "flush": state._flush,
         "config": state.config.asdict(),
         "bundles": [[slot.name for slot in bundle.slots] for bundle in state.bundles],
-        "residual": _by_name(state, [bundle.buffer for bundle in state.bundles]),
-        "velocity": _by_name(state, [bundle.velocity for bundle in state.bundles]),
         # Methods change their memory in place.
         "memory": [{k: v.clone().cpu() for k, v in b.memory.items()} for b in state.bundles],
-        "delivered": [_pack(bundle) for bundle in state.bundles],
     }
 
 

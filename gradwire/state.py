@@ -20,7 +20,7 @@ from gradwire.config import Config, configure
 from gradwire.errors import StateError, unknown
 from gradwire.kernels.scan import Piece
 from gradwire.names import parameter_names
-from gradwire.stages import Clock, timed_by
+from gradwire.stages import Clock, stage, timed_by
 from gradwire.stats import Stats
 from gradwire.types import Slot
 from gradwire.watch import Watch
@@ -34,6 +34,9 @@ class State:
     Made by `attach`; or by hand for `ddp.register_comm_hook(State(density=0.01), ddp_hook)`, then
     `model` gives the parameters their names (without it they are numbered as they arrive).
     """
+
+    sharded = False
+    """Whether the model's parameters are spread over ranks."""
 
     def __init__(
         self,
@@ -151,6 +154,14 @@ class State:
             )
         self._count(bundle, choice.reason)
         return update
+
+    @torch.no_grad()
+    def hold(self, bundle: Bundle, gradients: Sequence[Tensor]) -> None:
+        """Take in a micro-batch before the last: its gradient waits in the residual."""
+        pieces = [(s.offset, g) for s, g in zip(bundle.slots, gradients, strict=True)]
+        unscale = None if self._scale is None else self._scale.reciprocal()
+        with timed_by(self.clock), stage("accumulate"):
+            bundle.hold(pieces, self._skipped, unscale)
 
     def _count(self, bundle: Bundle, reason: str) -> None:
         self._counts["entries"] += bundle.entries

@@ -144,3 +144,5 @@ class Slot:
     dtype: torch.dtype
     offset: int = 0
     numel: int = 0
+    unit: int = 0
+    """Parameters of different units never share a bundle: FSDP2 hands over one unit at a time."""

@@ -88,12 +88,15 @@ class Watch:
             raise DriftError(_difference(names, group.all_gather(digests).tolist(), steps))
 
     def _digests(self, device: torch.device) -> tuple[list[str], Tensor]:
+        watched = self._watched()
+        digests = torch.stack([digest(p).to(device) for p in watched.values()])
+        return list(watched), digests
+
+    def _watched(self) -> dict[str, Tensor]:
         model = self._model()
         assert model is not None, "a step of a model that is gone"
         ignored = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
-        watched = {n: p for n, p in model.named_parameters() if n not in ignored}
-        digests = torch.stack([digest(p).to(device) for p in watched.values()])
-        return [plain_name(name) for name in watched], digests
+        return {plain_name(n): p for n, p in model.named_parameters() if n not in ignored}
 
 
 def _difference(names: Sequence[str], table: Sequence[Sequence[int]], steps: int) -> str:

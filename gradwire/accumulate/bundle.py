@@ -48,6 +48,8 @@ class Bundle:
         self.memory.lay_out(slots, device)
         self.delivered: Delivered | None = None
         self.held: list[tuple[int, Tensor]] = []
+        self._early: Tensor | None = None
+        """Whether the micro-batches taken in since the last step were finite."""
         self.u = self.buffer[: self.size]
         """gradient + residual, the spare entry left out."""
         self.energy = torch.zeros(2, dtype=torch.float64, device=device)
@@ -97,7 +99,20 @@ class Bundle:
             self.clipped += clipped
         sent = (self._edge, skipped) if cleared else ()
         finite = self._scan(pieces, maxima, group or ALIGN, unscale, *sent)
+        if self._early is not None:
+            finite, self._early = finite & self._early, None
         return Scan(finite, maxima, group, self._edge)
+
+    def hold(self, pieces: Sequence[Piece], skipped: Tensor, unscale: Tensor | None = None) -> None:
+        """Add a micro-batch to the residual; the step that delivers comes later.
+
+        The sum over micro-batches is one gradient: with momentum, which decays once a step, or a
+        bound on the norm it has to be added up outside.
+        """
+        assert self.velocity is None, "momentum would decay with every micro-batch"
+        self.settle(skipped)
+        finite = kernels.scan(self.u, pieces, None, ALIGN, unscale)
+        self._early = finite if self._early is None else finite & self._early
 
     def _clears(self, unused: Sequence[Slot]) -> bool:
         """Whether the scan, which must look at every entry, can settle the last step itself."""

@@ -11,14 +11,14 @@ from gradwire.types import MAX_SIZE, Slot, align
 def arrange(slots: Sequence[Slot], bundle_bytes: float, dense: Sequence[str]) -> list[list[Slot]]:
     """The bundles: slots in the order given, cut where the dtype, the rule or the size asks for it.
 
-    A bundle holds one dtype, is dense or compressed as a whole, and takes at most `bundle_bytes`
-    of fp32 entries unless a single parameter is larger.
+    A bundle holds one dtype of one unit, is dense or compressed as a whole, and takes at most
+    `bundle_bytes` of fp32 entries unless a single parameter is larger.
     """
     check_rules(slots, dense)
-    open_bundles: dict[tuple[object, bool], list[Slot]] = {}
+    open_bundles: dict[tuple[object, ...], list[Slot]] = {}
     done: list[list[Slot]] = []
     for slot in slots:
-        key = (slot.dtype, is_dense(slot.name, dense))
+        key = (slot.unit, slot.dtype, is_dense(slot.name, dense))
         bundle = open_bundles.setdefault(key, [])
         if bundle and 4 * (_end(bundle) + align(slot.numel)) > bundle_bytes:
             done.append(bundle)

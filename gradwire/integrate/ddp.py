@@ -11,8 +11,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.config import Config
 from gradwire.errors import AttachError
+from gradwire.integrate.attached import Attached
 from gradwire.integrate.engine import Engine
 from gradwire.integrate.refuse import (
+    is_sharded,
     refuse_shrinking_join,
     refuse_unsupported,
     refuse_watched_join,
@@ -31,40 +33,32 @@ class Port:
         self.wire: Wire | None = None
 
 
-class Wire(State):
-    """The handle that `attach` returns: a State that knows its model, and can let go of it."""
+class Wire(Attached):
+    """The handle that `attach` returns for DDP."""
 
     def __init__(self, ddp: DistributedDataParallel, config: Config | None, **fields: Any) -> None:
         super().__init__(config, model=ddp.module, process_group=ddp.process_group, **fields)
         self.ddp = weakref.ref(ddp)
-        self.detaching = False
-
-    def detach(self) -> None:
-        """The next step sends everything that is kept; later ones are plain dense all-reduce.
-
-        Call it on every rank. Afterwards the model can be attached again. Momentum correction ends
-        with the wire: from then on the optimiser needs its own momentum.
-        """
-        self.flush()
-        self.detaching = True
-
-    def flushed(self) -> bool:
-        """Whether the step that flushes was taken; one that was skipped is asked for again."""
-        if self._flush:
-            return False
-        if bool(self.was_skipped()):
-            self.flush()
-            return False
-        return True
 
 
 def attach(
-    ddp: nn.Module, config: Config | None = None, *, scaler: Any = None, **fields: Any
-) -> Wire:
-    """Compress the gradient exchange of a DistributedDataParallel model.
+    model: nn.Module,
+    config: Config | None = None,
+    *,
+    replicate_group: Any = None,
+    scaler: Any = None,
+    **fields: Any,
+) -> Attached:
+    """Compress the gradient exchange of a DistributedDataParallel or a sharded model.
 
         ddp = DistributedDataParallel(model)
         wire = gradwire.attach(ddp, method="topk", density=0.001)
+
+        fully_shard(model, mesh=mesh["shard"])
+        wire = gradwire.attach(model, replicate_group=mesh["replicate"].get_group(), density=0.001)
+
+    With FSDP2 it is the all-reduce over replicas that is compressed, and attach sends the first
+    replica's parameters to the others.
 
     A collective call: every rank's configuration and parameters are compared, and a difference is
     an error on all of them. `scaler` is the GradScaler, if there is one. The fields are Config's.
@@ -72,7 +66,11 @@ def attach(
     With `momentum` the optimiser must have none of its own, which attach does not see: momentum
     would act twice.
     """
-    module = unwrap(ddp)
+    if replicate_group is not None or is_sharded(model):
+        from gradwire.integrate.fsdp import attach_sharded
+
+        return attach_sharded(model, config, replicate_group, scaler, fields)
+    module = unwrap(model)
     refuse_unsupported(module)
     port = _ports.get(module)
     if port is None and getattr(module, "_comm_hooks", None):

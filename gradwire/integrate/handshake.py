@@ -30,7 +30,7 @@ def meet(
     own = dist.new_group(ranks, timeout=timeout, use_local_synchronization=not everyone)
     group = DistributedGroup(own, device, timeout)
     fields = config.asdict()
-    fields["parameters"] = [[s.name, list(s.shape), str(s.dtype)] for s in slots]
+    fields["parameters"] = [[s.name, list(s.shape), str(s.dtype), s.unit] for s in slots]
     compare(group, fields)
     group.bytes_sent = group.rounds = 0
     return group

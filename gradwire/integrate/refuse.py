@@ -1,5 +1,7 @@
 """What cannot work, refused by name before it goes wrong quietly."""
 
+import sys
+
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -9,12 +11,24 @@ from gradwire.errors import AttachError
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
+def is_sharded(model: object) -> bool:
+    """Whether fully_shard was called on the model, or on a part of it."""
+    if "torch.distributed.fsdp" not in sys.modules or not isinstance(model, nn.Module):
+        # Importing it takes seconds, which whoever has no sharded model should not wait.
+        return False
+    from torch.distributed.fsdp import FSDPModule
+
+    return any(isinstance(module, FSDPModule) for module in model.modules())
+
+
 def unwrap(model: object) -> DistributedDataParallel:
     """The DDP module inside `model`, which may be compiled; anything else is refused."""
     inner = getattr(model, "_orig_mod", model)
     if isinstance(inner, DistributedDataParallel):
         return inner
     hint = "wrap it first: ddp = DistributedDataParallel(model)"
+    if type(inner).__name__ == "FullyShardedDataParallel":
+        hint = "FSDP1 has no hook for it; use fully_shard and replicate_group"
     if isinstance(inner, nn.Module) and any(
         isinstance(m, DistributedDataParallel) for m in inner.modules()
     ):

@@ -11,23 +11,25 @@ from gradwire.errors import ConfigError
 from gradwire.types import ALIGN, Slot
 
 
-def slot(name, n, dtype=torch.float32):
-    return Slot(name, (n,), (1,), dtype, numel=n)
+def slot(name, n, dtype=torch.float32, unit=0):
+    return Slot(name, (n,), (1,), dtype, numel=n, unit=unit)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     sizes=st.lists(st.integers(1, 5000), min_size=1, max_size=20),
     halves=st.sets(st.integers(0, 19)),
+    units=st.integers(1, 3),
     dense=st.booleans(),
     limit=st.sampled_from([1000, 20000, 10**9]),
 )
-def test_every_parameter_once_aligned_and_apart(sizes, halves, dense, limit):
+def test_every_parameter_once_aligned_and_apart(sizes, halves, units, dense, limit):
     slots = [
         slot(
             f"{'bias' if i % 3 == 0 else 'weight'}{i}",
             n,
             torch.bfloat16 if i in halves else torch.float32,
+            i % units,
         )
         for i, n in enumerate(sizes)
     ]
@@ -35,7 +37,7 @@ def test_every_parameter_once_aligned_and_apart(sizes, halves, dense, limit):
     placed = [s for bundle in bundles for s in bundle]
     assert sorted(s.name for s in placed) == sorted(s.name for s in slots)
     for bundle in bundles:
-        assert len({s.dtype for s in bundle}) == 1
+        assert len({(s.dtype, s.unit) for s in bundle}) == 1
         if dense:
             assert len({s.name.startswith("bias") for s in bundle}) == 1
         assert len(bundle) == 1 or 4 * size_of(bundle) <= limit
@@ -46,7 +48,7 @@ def test_every_parameter_once_aligned_and_apart(sizes, halves, dense, limit):
             end = s.offset + s.numel
         assert end <= size_of(bundle) < end + ALIGN
     if limit == 10**9:
-        kinds = {(s.dtype, dense and s.name.startswith("bias")) for s in slots}
+        kinds = {(s.dtype, s.unit, dense and s.name.startswith("bias")) for s in slots}
         assert len(bundles) == len(kinds), "a bundle was cut for no reason"
 
 
