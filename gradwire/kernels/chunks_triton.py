@@ -16,10 +16,8 @@ from gradwire.kernels.launch_triton import Launcher
 from gradwire.kernels.order_triton import cells, order
 from gradwire.kernels.scan_triton import magnitude
 
-SIDE = 2
-"""Chunks a program of one warp has."""
-TILE = 1024
-"""Entries that such a program holds: more winners a chunk, fewer chunks."""
+TILE = 512
+"""Entries, or maxima, that a program of one warp holds: more winners a chunk, fewer chunks."""
 WIDEST = 16384
 """Entries a chunk that fit into the registers of a block."""
 
@@ -141,7 +139,7 @@ def chunks_triton(
     many = rows + (last > 0)
     if maxima is not None and few:
         wide, groups = _power(each), _power(chunk // group)
-        side = max(1, min(SIDE, TILE // (wide * group), TILE // groups))
+        side = max(1, TILE // max(wide * group, groups))
         key = (each, group, groups, side, u.dtype, u.data_ptr() % 16, maxima.data_ptr() % 16)
         _launch_few(
             -(-many // side), key, u, u, maxima, indices, values, size, chunk, rows, last,

@@ -8,7 +8,7 @@ from tests.exchange.cases import Hand
 
 def test_one_rank_gets_its_own_entries_as_bf16():
     """Also those that fp16 could not hold; the loss stays."""
-    u = torch.tensor([1.0, 1.00390625, 3e38, -1e-30, 65537.0, 0.1])
+    u = torch.tensor([1.0, 1.00390625, 3e38, -3e38, -1e-30, 65537.0, 0.1])
     out = Hand("dense-bf16", 1).step([u], u.numel())
     assert torch.equal(out.updates[0], u.bfloat16().float())
     assert torch.equal(out.residuals[0], u - u.bfloat16().float())

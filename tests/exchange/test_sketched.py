@@ -100,6 +100,16 @@ def test_means(mean, dtype, world):
         torch.testing.assert_close(means[0].double()[1:], exact[1:], rtol=0, atol=tolerance)
 
 
+def test_an_ordered_mean_adds_in_the_order_of_ranks():
+    """1 + 2^24 is 2^24 in fp32; in another order the 1 would be left."""
+    ranks, values = VirtualRanks(3), [1.0, 2.0**24, -(2.0**24)]
+
+    def work(rank):
+        return ordered_mean(torch.tensor([values[rank]]), torch.float32, ranks.groups[rank])[0]
+
+    assert [float(mean) for mean in ranks.run(work)] == [0, 0, 0]
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -191,6 +201,7 @@ def test_a_sketch_that_shows_next_to_nothing_is_warned_of_once():
     columns = int(first[0].partition("use columns=")[2].partition(",")[0])
     assert first[0].endswith(f"a ratio of {100_032 / columns / 5:.3g}")
     assert said(u, columns=columns) == [[], []]
+    assert said(u, columns=columns // 2) == [[], []], "a third is better than nothing"
 
 
 def test_no_sketch_is_proposed_where_none_would_do():
