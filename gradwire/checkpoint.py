@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gradwire.cluster.gossip import fail_together, gather_words
-from gradwire.errors import ExchangeError, StateError, first_line
+from gradwire.errors import ExchangeError, StateError, one_line
 from gradwire.packing import check, check_rank, restore, resume, settle_saved
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         left = "; parts without it are of a save that was broken off" * any(path.glob("*.pt"))
         raise StateError(f"{path} holds no checkpoint: {MANIFEST} is not there{left}") from None
     except (ValueError, RecursionError) as error:
-        raise StateError(f"{file} is damaged: {first_line(error)}") from error
+        raise StateError(f"{file} is damaged: {one_line(error)}") from error
     if not isinstance(manifest, dict) or "version" not in manifest:
         raise StateError(f"{file} is damaged: it says no version")
     if manifest["version"] != VERSION:
@@ -202,7 +202,7 @@ def _read(path: Path, part: Mapping[str, str]) -> dict[str, Any]:
     try:
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many kinds
-        raise StateError(f"{file} is no state: {first_line(error)}") from error
+        raise StateError(f"{file} is no state: {one_line(error)}") from error
 
 
 def _gather_digests(state: "State", digest: bytes, failure: str) -> list[str]:

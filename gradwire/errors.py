@@ -44,7 +44,7 @@ def unknown(kind: str, name: object, choices: Iterable[str]) -> ConfigError:
     return ConfigError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(known)}")
 
 
-def first_line(error: BaseException) -> str:
-    """What another library says, in one line."""
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0]:.200}" if text else type(error).__name__
+def one_line(error: BaseException) -> str:
+    """What another library says, without its line breaks."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text:.200}" if text else type(error).__name__
