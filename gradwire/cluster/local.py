@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradwire import packing
 from gradwire.cluster.virtual import VirtualRanks
 from gradwire.config import Config
 from gradwire.errors import ConfigError, StateError
@@ -98,8 +99,12 @@ class VirtualCluster:
             except (AttributeError, KeyError, TypeError, ValueError) as error:
                 raise StateError("the state has no residual of the parameter 'gradient'") from error
             self._open(like)
-        for state, part in zip(self._states, workers, strict=True):
-            state.load_state_dict(part)
+        pairs = list(zip(self._states, workers, strict=True))
+        for state, part in pairs:
+            packing.check(state, part)
+            packing.check_rank(state, part)
+        for state, part in pairs:
+            packing.resume(state, part)
 
     def _open(self, like: Tensor) -> None:
         self._size = like.numel()
