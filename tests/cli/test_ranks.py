@@ -106,9 +106,16 @@ main()
 def test_under_torchrun_it_shows_a_table_and_fails(tmp_path):
     script = tmp_path / "odd.py"
     script.write_text(ODD)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+    ]
     done = subprocess.run(
-        [*torchrun, "--master-port", "0", str(script), "doctor", "--ranks"],
+        [*torchrun, str(script), "doctor", "--ranks"],
         capture_output=True, text=True, timeout=200, env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 1
