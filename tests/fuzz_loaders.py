@@ -373,7 +373,7 @@ def _one(loader: Loader | None, name: str, cluster, rng: random.Random) -> str:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=100_000)
+    parser.add_argument("--count", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     torch.set_num_threads(1)
