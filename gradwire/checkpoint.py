@@ -2,25 +2,31 @@
 
 A folder holds one part a rank and a manifest that names them. Parts are written beside the old ones
 under new names and the manifest is replaced last, so the folder always holds one whole checkpoint.
+The manifest has the sha256 of every part and of itself: a bit that flips anywhere is found.
 """
 
 import hashlib
+import io
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from gradwire.errors import ExchangeError, StateError
-from gradwire.packing import VERSION, check, restore, settle_saved
+from gradwire.cluster.gossip import fail_together, gather_words
+from gradwire.errors import ExchangeError, StateError, one_line
+from gradwire.packing import check, check_rank, restore, resume, settle_saved
 
 if TYPE_CHECKING:
     from gradwire.state import State
 
 MANIFEST = "gradwire.json"
+VERSION = 2
+"""Of the folder; the states in it have one of their own. Version 1 did not guard the manifest."""
 
 
 def save(state: "State", folder: str | os.PathLike[str]) -> None:
@@ -29,6 +35,8 @@ def save(state: "State", folder: str | os.PathLike[str]) -> None:
     Atomic: until the manifest is replaced, the folder holds the checkpoint it held before. For a
     sharded model it is a folder of torch.distributed.checkpoint, one a checkpoint.
     """
+    if not state.opened:
+        raise StateError("there is nothing to save yet: the parameters are known after a step")
     path = Path(folder)
     if state.sharded:
         from gradwire import sharded
@@ -51,6 +59,7 @@ def save(state: "State", folder: str | os.PathLike[str]) -> None:
     ]
     manifest = {"version": VERSION, "world_size": size, "steps": state.steps, "parts": parts}
     # Every rank writes the same bytes: on several machines each then has a manifest of its own.
+    manifest["sha256"] = _seal(manifest)
     _replace(path / MANIFEST, json.dumps(manifest, indent=1).encode())
     _gather_digests(state, bytes(32), "")
     for old in path.glob(f"gradwire-step*-rank{rank}.pt"):
@@ -61,53 +70,121 @@ def save(state: "State", folder: str | os.PathLike[str]) -> None:
 def load(state: "State", folder: str | os.PathLike[str]) -> None:
     """Continue from a folder written by `save`. A collective call.
 
-    With another number of ranks every rank starts from the mean of the saved residuals and of the
-    saved momentum, which leaves nothing out: the mean over the new ranks is the mean over the old.
-    Likewise the replicas of a sharded model, whose number of shards may change too.
+    Everything is checked before anything is changed, and what is wrong on one rank is an error on
+    every rank. With another number of ranks every rank starts from the mean of the saved residuals
+    and of the saved momentum, which leaves nothing out: the mean over the new ranks is the mean
+    over the old; likewise the replicas of a sharded model, whose number of shards may change too.
     """
+    if not state.opened:
+        raise StateError("load after attach, or after a step: the parameters are not known yet")
     path = Path(folder)
     if state.sharded:
         from gradwire import sharded
 
         sharded.load(state, path)
         return
-    manifest = read_manifest(path)
-    parts, size = manifest["parts"], manifest["world_size"]
-    if size == state.group.size:
-        state.load_state_dict(_read(path, parts[state.group.rank]))
-        return
+    manifest: dict[str, Any] = {}
+    mine: dict[str, Any] = {}
+    failure = None
+    try:
+        manifest = read_manifest(path)
+        mine = _read_checked(state, path, manifest)
+    except StateError as error:
+        failure = error
+    except OSError as error:
+        failure = StateError(f"{error.filename or path} cannot be read: {error.strerror}")
+    fail_together(state.group, failure, StateError, state.device)
+    _compare_seals(state, path, manifest["sha256"])
+    if mine:
+        resume(state, mine)
+    else:
+        _merge(state, path, manifest["parts"])
+
+
+def _read_checked(state: "State", path: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """This rank's part; nothing where the number of ranks differs, then all parts are checked."""
+    size = manifest["world_size"]
+    numbers = [state.group.rank] if size == state.group.size else range(size)
+    for number in numbers:
+        part = manifest["parts"][number]
+        saved = _read(path, part)
+        try:
+            check(state, saved)
+            if size == state.group.size:
+                check_rank(state, saved)
+        except StateError as error:
+            raise StateError(f"{path / part['file']}: {error}") from error
+    return saved if size == state.group.size else {}
+
+
+def _merge(state: "State", path: Path, parts: Sequence[Mapping[str, str]]) -> None:
     mean: dict[tuple[str, str], Tensor] = {}
     first: dict[str, Any] = {}
     for part in parts:
         saved = _read(path, part)
-        check(state, saved)
         settle_saved(state, saved)
         first = first or saved
         for what in ("residual", "velocity"):
             for name, tensor in saved[what].items():
-                share = tensor.double() / size
+                share = tensor.double() / len(parts)
                 mean[what, name] = mean[what, name] + share if (what, name) in mean else share
     for (what, name), tensor in mean.items():
         first[what][name] = tensor.float()
     restore(state, first)
 
 
+def _compare_seals(state: "State", path: Path, seal: str) -> None:
+    """Raises on every rank unless all have read the same manifest."""
+    seals = gather_words(state.group, seal, state.device)
+    for rank, other in enumerate(seals):
+        if other != seals[0]:
+            raise StateError(
+                f"{path}: rank {rank} holds another checkpoint than rank 0. Copy one to all."
+            )
+
+
 def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a checkpoint folder, checked."""
+    file = path / MANIFEST
     try:
-        manifest = json.loads((path / MANIFEST).read_text())
-        version, parts = manifest["version"], manifest["parts"]
+        manifest = json.loads(file.read_bytes())
     except FileNotFoundError:
-        raise StateError(f"{path} holds no checkpoint: {MANIFEST} is not there") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise StateError(f"{path / MANIFEST} is damaged: {error}") from error
-    if version != VERSION:
-        raise StateError(f"{path} has version {version!r}, this gradwire reads version {VERSION}")
-    if len(parts) != manifest.get("world_size"):
+        left = "; parts without it are of a save that was broken off" * any(path.glob("*.pt"))
+        raise StateError(f"{path} holds no checkpoint: {MANIFEST} is not there{left}") from None
+    except (ValueError, RecursionError) as error:
+        raise StateError(f"{file} is damaged: {one_line(error)}") from error
+    if not isinstance(manifest, dict) or "version" not in manifest:
+        raise StateError(f"{file} is damaged: it says no version")
+    if manifest["version"] != VERSION:
         raise StateError(
-            f"{path / MANIFEST} names {len(parts)} parts for {manifest.get('world_size')}"
+            f"{path} has version {manifest['version']!r:.20}, this gradwire reads version {VERSION}"
         )
+    seal = manifest.get("sha256")
+    if seal != _seal(manifest) or not _is_manifest(manifest):
+        raise StateError(f"{file} is damaged: its sha256 is not that of its content")
     return manifest
+
+
+def _seal(manifest: Mapping[str, Any]) -> str:
+    """The sha256 of the other entries."""
+    rest = {k: v for k, v in manifest.items() if k != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def _is_manifest(manifest: Mapping[str, Any]) -> bool:
+    """Whether what `load` uses is there; a name must not lead out of the folder."""
+    parts, size = manifest.get("parts"), manifest.get("world_size")
+    return (
+        isinstance(parts, list)
+        and len(parts) == size
+        and size > 0
+        and all(
+            isinstance(part, dict)
+            and re.fullmatch(r"gradwire-step\d+-rank\d+\.pt", str(part.get("file")))
+            and isinstance(part.get("sha256"), str)
+            for part in parts
+        )
+    )
 
 
 def _write(file: Path, saved: Mapping[str, Any]) -> bytes:
@@ -133,7 +210,10 @@ def _read(path: Path, part: Mapping[str, str]) -> dict[str, Any]:
         raise StateError(f"{file} is missing: copy every rank's part into the folder") from None
     if hashlib.sha256(content).hexdigest() != part["sha256"]:
         raise StateError(f"{file} is damaged: its sha256 is not the one in {MANIFEST}")
-    return torch.load(file, map_location="cpu", weights_only=True)
+    try:
+        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many kinds
+        raise StateError(f"{file} is no state: {one_line(error)}") from error
 
 
 def _gather_digests(state: "State", digest: bytes, failure: str) -> list[str]:

@@ -42,3 +42,9 @@ def unknown(kind: str, name: object, choices: Iterable[str]) -> ConfigError:
     near = difflib.get_close_matches(str(name), known, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return ConfigError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(known)}")
+
+
+def one_line(error: BaseException) -> str:
+    """What another library says, without its line breaks."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text:.200}" if text else type(error).__name__

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gradwire.accumulate.layout import place
 from gradwire.errors import StateError
+from gradwire.intact import check_bundles, check_numbers, check_tensors
 from gradwire.types import Delivered
 
 if TYPE_CHECKING:
@@ -58,15 +59,25 @@ def header(state: "State") -> dict[str, Any]:
 def load_state_dict(state: "State", saved: Mapping[str, Any]) -> None:
     """See `State.load_state_dict`. Everything is checked before anything is changed."""
     check(state, saved)
+    check_rank(state, saved)
+    resume(state, saved)
+
+
+def resume(state: "State", saved: Mapping[str, Any]) -> None:
+    """Take over a checked state whole, with what was delivered and is not settled yet."""
+    restore(state, saved)
+    for bundle, delivered in zip(state.bundles, saved["delivered"], strict=True):
+        bundle.delivered, bundle.held = _unpack(delivered, state.device)
+
+
+def check_rank(state: "State", saved: Mapping[str, Any]) -> None:
+    """Raises StateError for the state of another rank, or of a run of another size."""
     world = (saved["rank"], saved["world_size"])
     if world != (state.group.rank, state.group.size):
         raise StateError(
             f"this state belongs to rank {world[0]} of {world[1]}, this is rank {state.group.rank} "
             f"of {state.group.size}. gradwire.load(wire, folder) can change the number of ranks."
         )
-    restore(state, saved)
-    for bundle, delivered in zip(state.bundles, saved["delivered"], strict=True):
-        bundle.delivered, bundle.held = _unpack(delivered, state.device)
 
 
 def check(state: "State", saved: Mapping[str, Any]) -> None:
@@ -84,28 +95,21 @@ def check(state: "State", saved: Mapping[str, Any]) -> None:
         raise StateError(f"the state misses {len(missing)} parameters of this model: {missing[:3]}")
     if extra := [name for name in residual if name not in wanted]:
         raise StateError(f"the state has {len(extra)} parameters this model has not: {extra[:3]}")
-    velocity = saved.get("velocity", {})
-    if velocity and not state.config.momentum:
-        raise StateError(
-            f"the state has momentum, this is momentum=0: attach with "
-            f"momentum={saved.get('config', {}).get('momentum')}"
-        )
-    for name, slot in wanted.items():
-        for what, tensors in (("residual", residual), ("velocity", velocity)):
-            if tensors and (shape := _shape(tensors, name)) != slot.shape:
-                raise StateError(
-                    f"{what} of {name!r} has shape {shape}, the model's is {slot.shape}"
-                )
     fields = ("rank", "world_size", "steps", "counts", "bundles", "memory", "delivered", "config")
     for field in fields:
         if field not in saved:
             raise StateError(f"the state has no entry {field!r}")
-    if sorted(name for names in saved["bundles"] for name in names) != sorted(wanted):
-        raise StateError("the bundles of the state do not hold each parameter once")
-    if len(saved["memory"]) != len(saved["bundles"]) or len(saved["delivered"]) != len(
-        saved["bundles"]
-    ):
-        raise StateError("the state has another number of bundles than of their memories")
+    check_numbers(saved)
+    velocity = saved.get("velocity", {})
+    if velocity and not state.config.momentum:
+        raise StateError(
+            f"the state has momentum, this is momentum=0: attach with "
+            f"momentum={saved['config'].get('momentum')}"
+        )
+    for what, tensors in (("residual", residual), ("velocity", velocity)):
+        if tensors:
+            check_tensors(what, tensors, wanted)
+    check_bundles(saved, wanted, state.config.dense)
 
 
 def restore(state: "State", saved: Mapping[str, Any]) -> None:
@@ -137,10 +141,6 @@ def _by_name(state: "State", vectors: Sequence[Tensor | None]) -> dict[str, Tens
         if vector is not None
         for slot in bundle.slots
     }
-
-
-def _shape(tensors: Mapping[str, Tensor], name: str) -> tuple[int, ...] | None:
-    return tuple(tensors[name].shape) if name in tensors else None
 
 
 def _counts_now(state: "State") -> dict[str, int]:

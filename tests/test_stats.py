@@ -7,6 +7,8 @@ import pytest
 import torch
 
 import gradwire
+from gradwire.stages import STAGES
+from tests.integrate import models
 
 
 def test_stats_are_plain_json():
@@ -76,3 +78,18 @@ def test_profiler_ranges_are_named_after_the_stages():
         cluster._states[0].process(cluster._states[0].bundles[0], [torch.randn(1000)])
     names = {event.key for event in profile.key_averages()}
     assert {"gradwire::accumulate", "gradwire::compress", "gradwire::decode"} <= names
+
+
+def profiled(rank):
+    ddp, wire = models.wrapped()
+    models.train(ddp, rank, 1)
+    threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    with torch.profiler.profile(experimental_config=threads) as profile:
+        models.train(ddp, rank, 1, start=1)
+    wire.close()
+    return {event.key for event in profile.key_averages()}
+
+
+def test_every_stage_of_a_step_is_a_profiler_range(ranks):
+    (names,) = ranks.run(1, profiled)
+    assert {f"gradwire::{stage}" for stage in STAGES} <= names

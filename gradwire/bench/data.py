@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.errors import ConfigError
+from gradwire.errors import ConfigError, one_line
 
 LAYERS = 40
 
@@ -56,9 +56,14 @@ def draw(name: str, size: int, device: torch.device, seed: int) -> Tensor:
 def read_gradient(path: Path) -> Tensor:
     """The flat fp32 vector in a .npy file, as `gradwire train --record-gradients` writes it."""
     try:
-        array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise ConfigError(f"--gradient {path}: not a readable .npy file: {error}") from None
+        # Mapped, a header cannot promise more than the file has.
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        if not isinstance(array, np.ndarray):
+            raise ValueError("it is an archive")
+    except Exception as error:  # a damaged header can fail in many ways
+        raise ConfigError(
+            f"--gradient {path}: not a readable .npy file: {one_line(error)}"
+        ) from None
     if array.ndim != 1 or array.dtype != np.float32 or not array.size:
         raise ConfigError(
             f"--gradient {path}: a flat fp32 vector is needed, got {array.dtype} of shape "
@@ -66,4 +71,4 @@ def read_gradient(path: Path) -> Tensor:
         )
     if not np.isfinite(array).all():
         raise ConfigError(f"--gradient {path}: it has entries that are not finite")
-    return torch.from_numpy(array)
+    return torch.from_numpy(np.array(array))

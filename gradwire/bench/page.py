@@ -9,7 +9,7 @@ from typing import Any
 
 from gradwire.bench.row import Row
 from gradwire.bench.show import as_count
-from gradwire.report.curves import COLOURS, FAINT, INK, dress, inline
+from gradwire.report.curves import COLOURS, FAINT, INK, dress, inline, unset
 from gradwire.report.page import STYLE
 
 PAGE = "methods.html"
@@ -27,7 +27,7 @@ def write_page(rows: Sequence[Row], folder: Path) -> Path:
     """Writes `folder`/methods.html, one file without outside resources, and returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
     scratch = folder / (PAGE + ".tmp")
-    scratch.write_text(_page(rows), encoding="utf-8")
+    scratch.write_text(_page(rows), encoding="utf-8", errors="xmlcharrefreplace")
     os.replace(scratch, folder / PAGE)
     return folder / PAGE
 
@@ -110,7 +110,7 @@ def _chart(
         if values and max(values) > 5 * min(values):
             axes.set_xscale("log")
         axes.axvline(mark, color=INK, linewidth=0.8, linestyle="--")
-        axes.set_yticks(range(len(methods)), methods)
+        axes.set_yticks(range(len(methods)), [unset(name) for name in methods])
         axes.xaxis.set_major_formatter(lambda v, _: f"{v:g}")
         dress(axes, INK, FAINT)
         out = io.StringIO()

@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from gradwire.cli.link import Link, measure
+from gradwire.cli.ranks import check_ranks
 from gradwire.cli.say import console, say
 from gradwire.errors import GradwireError
 from gradwire.train.folder import machine, package_version
@@ -33,12 +34,27 @@ def doctor(
     timeout: Annotated[
         float, typer.Option(min=1, help="Seconds until a backend counts as not working.")
     ] = 60.0,
+    ranks: Annotated[
+        bool, typer.Option("--ranks", help="Compare the ranks of torchrun, each link by itself.")
+    ] = False,
+    method: Annotated[
+        str, typer.Option(help="With --ranks: what this rank would be told, to compare.")
+    ] = "topk",
+    density: Annotated[float, typer.Option(help="With --ranks, likewise.")] = 0.001,
+    option: Annotated[
+        list[str] | None, typer.Option(help="With --ranks, likewise: NAME=VALUE, repeatable.")
+    ] = None,
 ) -> None:
     """Show what is installed, which backends work, and how fast the ranks can talk.
 
     Alone it starts two workers on this machine; under torchrun it measures the link between the
-    ranks it is given: torchrun ... -m gradwire doctor.
+    ranks it is given: torchrun ... -m gradwire doctor. With --ranks it looks at each of them:
+    versions, settings, environment, latency and rate with every other; exit code 1 if one is odd.
     """
+    if ranks:
+        if not check_ranks(timeout, method, density, option or []):
+            raise typer.Exit(1)
+        return
     first = int(os.environ.get("RANK", "0")) == 0
     if first:
         _show_packages()

@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradwire import packing
 from gradwire.cluster.virtual import VirtualRanks
 from gradwire.config import Config
-from gradwire.errors import ConfigError
+from gradwire.errors import ConfigError, StateError
 from gradwire.state import State
 from gradwire.stats import Stats
 from gradwire.types import Slot
@@ -85,15 +86,25 @@ class VirtualCluster:
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Continue where `state_dict` was taken, with as many workers."""
-        workers = saved["workers"]
+        workers = saved.get("workers") if isinstance(saved, dict) else None
+        if not isinstance(workers, list):
+            raise StateError("the state of a cluster is {'workers': [one state a worker]}")
         if len(workers) != self.world_size:
             raise ConfigError(
                 f"the state has {len(workers)} workers, the cluster {self.world_size}"
             )
         if not self._states[0].opened:
-            self._open(workers[0]["residual"]["gradient"])
-        for state, part in zip(self._states, workers, strict=True):
-            state.load_state_dict(part)
+            try:
+                like = workers[0]["residual"]["gradient"].float().flatten()
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                raise StateError("the state has no residual of the parameter 'gradient'") from error
+            self._open(like)
+        pairs = list(zip(self._states, workers, strict=True))
+        for state, part in pairs:
+            packing.check(state, part)
+            packing.check_rank(state, part)
+        for state, part in pairs:
+            packing.resume(state, part)
 
     def _open(self, like: Tensor) -> None:
         self._size = like.numel()

@@ -21,12 +21,12 @@ def parse_rate(text: str) -> int:
         raise ConfigError(
             f"link must be a number and kbit, mbit or gbit, such as 100mbit, got {text!r}"
         )
-    rate = round(float(match[1]) * UNITS[match[2]])
+    rate = float(match[1]) * UNITS[match[2]]
     if not SLOWEST <= rate <= FASTEST:
         raise ConfigError(
-            f"link must be from {show_rate(SLOWEST)} to {show_rate(FASTEST)}, got {text!r}"
+            f"link must be from {show_rate(SLOWEST)} to {show_rate(FASTEST)}, got {text!r:.60}"
         )
-    return rate
+    return round(rate)
 
 
 def show_rate(rate: float) -> str:

@@ -1,5 +1,6 @@
 """AN4: names, addresses and numbers read aloud, from wav files and two lists."""
 
+import io
 import wave
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from gradwire.data.dataset import DataError
 from gradwire.data.speech import RATE, Speech, classes
+from gradwire.errors import one_line
 
 LAYOUT = "AN4 is the lists train.tsv and test.tsv (file, tab, transcript) beside the wav files."
 
@@ -24,9 +26,9 @@ def _part(folder: Path, part: str) -> tuple[list[Tensor], list[Tensor]]:
     if index is None:
         raise DataError(f"no {part}.tsv in {folder} or {folder / 'an4'}. {LAYOUT}")
     sounds, letters = [], []
-    for number, line in enumerate(index.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(_lines(index), start=1):
         name, tab, text = line.partition("\t")
-        if not tab or not text.strip():
+        if not tab or not text.strip() or not name.strip("\0/. "):
             raise DataError(f"{index}, line {number}: no transcript in {line!r}. {LAYOUT}")
         sounds.append(read_wav(index.parent / name))
         letters.append(classes(text.strip().upper(), f"{index}, line {number}"))
@@ -35,22 +37,32 @@ def _part(folder: Path, part: str) -> tuple[list[Tensor], list[Tensor]]:
     return sounds, letters
 
 
+def _lines(index: Path) -> list[str]:
+    try:
+        return index.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{index} is not UTF-8 text: {error.reason}. Fetch it again.") from error
+    except OSError as error:
+        raise DataError(f"{index} cannot be read ({error.strerror}).") from error
+
+
 def read_wav(path: Path) -> Tensor:
     """The samples of a 16 kHz mono file of 16-bit PCM."""
     try:
-        with wave.open(str(path), "rb") as file:
+        # From memory: of a file the reader would take room for what a damaged header promises.
+        with wave.open(io.BytesIO(path.read_bytes()), "rb") as file:
             kind = (file.getnchannels(), 8 * file.getsampwidth(), file.getframerate())
             raw = file.readframes(file.getnframes())
             promised = file.getnframes() * file.getnchannels() * file.getsampwidth()
     except FileNotFoundError:
         raise DataError(f"no {path}. {LAYOUT}") from None
-    except (OSError, EOFError, wave.Error) as error:
-        raise DataError(f"{path} is not a wav file: {error}. Fetch it again.") from error
+    except Exception as error:  # the reader of waves raises many kinds
+        raise DataError(f"{path} is not a wav file: {one_line(error)}. Fetch it again.") from error
     if kind != (1, 16, RATE):
         raise DataError(
             f"{path} has {kind[0]} channels of {kind[1]} bits at {kind[2]} Hz; "
             f"it takes 1 of 16 at {RATE}."
         )
-    if len(raw) != promised:
+    if not promised or len(raw) != promised:
         raise DataError(f"{path} holds {len(raw):,} bytes of {promised:,}. Fetch it again.")
     return torch.frombuffer(bytearray(raw), dtype=torch.int16)

@@ -45,7 +45,11 @@ def _batch(path: Path) -> tuple[Tensor, Tensor]:
         data, labels = found["data"], found["labels"]
         if not isinstance(data, Array) or not isinstance(labels, list):
             raise TypeError("its data or labels are of another type")
+        if not all(type(label) is int for label in labels):
+            raise TypeError("its labels are not numbers")
         images = data.tensor().reshape(-1, 3, 32, 32)
+        if len(images) != len(labels):
+            raise ValueError(f"{len(images)} images and {len(labels)} labels")
         return images, _labels(torch.tensor(labels, dtype=torch.int64), path)
     except DataError:
         raise

@@ -2,6 +2,9 @@
 
 A pickle is a program. This reader gives it containers, text and numbers, and stand-ins for the
 three names an array of bytes needs; any other name ends the reading. numpy is not involved.
+
+It is the unpickler that is written in Python: the other one makes a table of as many entries as a
+damaged pickle says.
 """
 
 import io
@@ -50,10 +53,22 @@ def _reconstruct(*_: object) -> Array:
     return Array()
 
 
-def _latin1(text: str, encoding: str) -> bytes:
-    if encoding not in ("latin1", "latin-1"):
-        raise pickle.UnpicklingError(f"bytes in the encoding {encoding!r}")
-    return text.encode("latin1")
+class Latin1:
+    """Stands in for codecs.encode, of texts that were written as bytes once.
+
+    A copy is made for each call: no more in all than a pickle of that length can hold.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.left = most
+
+    def __call__(self, text: str, encoding: str) -> bytes:
+        if encoding not in ("latin1", "latin-1"):
+            raise pickle.UnpicklingError(f"bytes in the encoding {encoding!r}")
+        self.left -= len(text)
+        if self.left < 0:
+            raise pickle.UnpicklingError("it makes more bytes than it has")
+        return text.encode("latin1")
 
 
 ALLOWED = {
@@ -61,16 +76,19 @@ ALLOWED = {
     ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
     ("numpy", "ndarray"): Array,
     ("numpy", "dtype"): Dtype,
-    ("_codecs", "encode"): _latin1,
 }
 
 
-class Reader(pickle.Unpickler):
+class Reader(pickle._Unpickler):
     """An unpickler that knows only the names in `ALLOWED`."""
+
+    def __init__(self, raw: bytes) -> None:
+        super().__init__(io.BytesIO(raw), encoding="bytes")
+        self.known = ALLOWED | {("_codecs", "encode"): Latin1(len(raw))}
 
     def find_class(self, module_name: str, global_name: str) -> Any:
         try:
-            return ALLOWED[module_name, global_name]
+            return self.known[module_name, global_name]
         except KeyError:
             name = f"{module_name}.{global_name}"
             raise pickle.UnpicklingError(f"it asks for {name}, which no array needs") from None
@@ -78,7 +96,7 @@ class Reader(pickle.Unpickler):
 
 def read_pickle(raw: bytes) -> dict[str, Any]:
     """The dictionary in a pickle of arrays, its keys as text; Python 2's pickles too."""
-    found = Reader(io.BytesIO(raw), encoding="bytes").load()
+    found = Reader(raw).load()
     if not isinstance(found, dict):
         raise pickle.UnpicklingError(f"it holds a {type(found).__name__}, not a dictionary")
     return {k.decode() if isinstance(k, bytes) else str(k): v for k, v in found.items()}

@@ -1,6 +1,5 @@
 """Ranks meet: a group of our own, and proof that all of them mean the same."""
 
-import json
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -8,10 +7,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gradwire.cluster.gossip import gather_words
 from gradwire.cluster.group import DistributedGroup
 from gradwire.config import Config
+from gradwire.encode.message import MAGIC
 from gradwire.errors import ConfigError
 from gradwire.types import Slot
+from gradwire.version import __version__
+
+VERSION = "gradwire"
 
 
 def meet(
@@ -39,23 +43,23 @@ def meet(
 def compare(group: DistributedGroup, fields: Mapping[str, Any]) -> None:
     """Raises ConfigError on every rank, naming field and rank, unless all hold the same fields.
 
-    The fields travel as JSON, never as pickle.
+    The version of gradwire is one of them, and the first that is looked at.
     """
-    text = json.dumps(dict(fields), sort_keys=True, default=repr).encode()
-    length = torch.tensor([len(text)], dtype=torch.int64, device=group.device)
-    longest = int(group.all_gather(length).max())
-    padded = torch.zeros(longest, dtype=torch.uint8)
-    padded[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    rows = group.all_gather(padded.to(group.device)).cpu()
-    first: dict[str, Any] = {}
-    for rank, row in enumerate(rows):
-        other = json.loads(bytes(row.tolist()).rstrip(b"\0"))
-        first = first or other
-        if other != first:
-            raise ConfigError(_difference(first, other, rank))
+    known = {VERSION: __version__, "wire_format": MAGIC >> 24, **fields}
+    rows = gather_words(group, known, group.device)
+    for rank, other in enumerate(rows):
+        if other != rows[0]:
+            raise ConfigError(difference(rows[0], other, rank))
 
 
-def _difference(first: Mapping[str, Any], other: Mapping[str, Any], rank: int) -> str:
+def difference(first: Mapping[str, Any], other: Mapping[str, Any], rank: int) -> str:
+    """One line on the first field in which `rank` differs from rank 0."""
+    if first.get(VERSION) != other.get(VERSION):
+        return (
+            f"ranks run different versions of gradwire: rank {rank} has "
+            f"{other.get(VERSION, 'another')}, rank 0 has {first.get(VERSION, 'another')}. "
+            f"Install the same on all."
+        )
     field = next(k for k in {**first, **other} if first.get(k) != other.get(k))
     a, b = first.get(field), other.get(field)
     if field == "parameters" and isinstance(a, list) and isinstance(b, list):

@@ -26,7 +26,7 @@ def write_report(folder: Path) -> Path:
             f"then gradwire report {folder}"
         ) from error
     scratch = folder / (REPORT + ".tmp")
-    scratch.write_text(content, encoding="utf-8")
+    scratch.write_text(content, encoding="utf-8", errors="xmlcharrefreplace")
     os.replace(scratch, folder / REPORT)
     return folder / REPORT
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from gradwire.report.curves import COLOURS, FAINT, INK, dress, inline
+from gradwire.report.curves import COLOURS, FAINT, INK, dress, inline, unset
 
 if TYPE_CHECKING:
     from matplotlib.axis import Axis
@@ -78,7 +78,7 @@ def png(chart: Chart) -> bytes:
 
     figure = _draw(chart, "#1d2129", "#dfe3e8")
     FigureCanvasAgg(figure)
-    figure.axes[0].set_title(chart.caption, fontsize=9, color="#1d2129", loc="left")
+    figure.axes[0].set_title(unset(chart.caption), fontsize=9, color="#1d2129", loc="left")
     out = io.BytesIO()
     figure.savefig(out, format="png", dpi=160, facecolor="white", metadata={"Software": None})
     return out.getvalue()
@@ -92,7 +92,7 @@ def _draw(chart: Chart, ink: str, faint: str) -> "Figure":
     free = iter((COLOURS + MORE) * len(chart.lines))
     for line in chart.lines:
         colour = line.colour or next(free)
-        axes.plot(line.xs, line.ys, color=colour, label=line.label, **STYLES[line.style])
+        axes.plot(line.xs, line.ys, color=colour, label=unset(line.label), **STYLES[line.style])
     if chart.log_x:
         axes.set_xscale("log")
         _ticks(axes.xaxis, [x for line in chart.lines for x in line.xs], few=8)
@@ -101,8 +101,8 @@ def _draw(chart: Chart, ink: str, faint: str) -> "Figure":
         _ticks(axes.yaxis, chart.y_range or [y for line in chart.lines for y in line.ys])
     if chart.y_range:
         axes.set_ylim(*chart.y_range)
-    axes.set_xlabel(chart.x, fontsize=9, color=ink)
-    axes.set_ylabel(chart.y, fontsize=9, color=ink)
+    axes.set_xlabel(unset(chart.x), fontsize=9, color=ink)
+    axes.set_ylabel(unset(chart.y), fontsize=9, color=ink)
     dress(axes, ink, faint)
     if any(line.label for line in chart.lines):
         axes.legend(fontsize=7.5, frameon=False, labelcolor=ink)

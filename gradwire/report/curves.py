@@ -116,6 +116,11 @@ def dress(axes: "Axes", ink: str, faint: str) -> None:
     axes.minorticks_off()
 
 
+def unset(text: str) -> str:
+    """`text` as matplotlib shows it as it is: between two $ it would be set as mathematics."""
+    return text.replace("$", r"\$")
+
+
 def inline(svg: str) -> str:
     """The `<svg>` element alone, its ink the page's."""
     svg = svg[svg.index("<svg") :]

@@ -26,9 +26,9 @@ def headline(runs: Sequence[Run]) -> str:
 def _bytes(run: Run, dense: Run | None) -> str:
     """How many bytes fewer; against the dense run where one went as far."""
     sent, would = run.last("bytes_sent"), run.last("bytes_dense")
-    if run.dense or not sent:
+    if run.dense or not sent or not would:
         return ""
-    if dense is not None and dense.last("step") == run.last("step"):
+    if dense is not None and dense.last("step") == run.last("step") and dense.last("bytes_sent"):
         return f", with {times(dense.last('bytes_sent') / sent)} bytes"
     return f", with {times(would / sent)} bytes than a ring all-reduce would have sent"
 

@@ -115,11 +115,11 @@ def _row(run: Run) -> list[str]:
         "-" if score is None else run.task.words(score),
         "-" if loss is None else f"{loss:.4f}",
         "-" if sent is None else size(sent),
-        times(dense / sent) if sent else "-",
+        times(dense / sent) if sent and dense else "-",
         f"{100 * (run.last('achieved_density') or 0):.3g} %",
         f"{run.last('residual_norm') or 0:.3g}",
         f"{run.last('seconds') or 0:.1f} s",
-        {True: "identical", False: "DIFFERENT", None: "not ended"}[same],
+        "not ended" if same is None else "identical" if same is True else "DIFFERENT",
     ]
 
 

@@ -4,19 +4,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradwire.errors import ConfigError
+from gradwire.errors import ConfigError, StateError
 from gradwire.train.folder import (
     CONFIG,
     METRICS,
-    RESULT,
     compare_folder,
     read_command,
     read_config,
-    read_json,
+    read_machine,
+    read_result,
 )
 from gradwire.train.metrics import read_records
 from gradwire.train.options import Options
 from gradwire.train.task import Task
+
+COLUMNS = ("step", "epoch", "bytes_sent", "bytes_dense", "achieved_density", "seconds")
+"""What every line of metrics has."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +71,18 @@ def read_runs(folder: Path) -> list[Run]:
 
 
 def _read(folder: Path) -> Run:
-    config = read_json(folder / CONFIG)
-    result = read_json(folder / RESULT) if (folder / RESULT).is_file() else {}
+    records = read_records(folder / METRICS)
+    for number, record in enumerate(records, start=1):
+        for name in COLUMNS:
+            if record.get(name) is None or record[name] < 0:
+                raise StateError(
+                    f"{folder / METRICS}, line {number}: {name} is {record.get(name)}, "
+                    f"not a number of at least 0"
+                )
     return Run(
         options=read_config(folder),
         command=read_command(folder),
-        machine=config.get("machine", {}),
-        records=read_records(folder / METRICS),
-        result=result,
+        machine=read_machine(folder),
+        records=records,
+        result=read_result(folder) or {},
     )

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 
-from gradwire.errors import ConfigError, unknown
+from gradwire.errors import ConfigError, StateError, one_line, unknown
 from gradwire.report.chart import svg
 from gradwire.report.page import STYLE
 from gradwire.study import STUDIES
-from gradwire.study.folder import Folder, studies_in
+from gradwire.study.folder import ROWS, Folder, studies_in
 from gradwire.study.study import Page, Study, Table
 from gradwire.train.folder import REPORT
 
@@ -26,7 +26,9 @@ def write_studies(out: Path) -> Path:
             raise unknown(f"study in {out}", name, STUDIES)
     named = [name for name in STUDIES if name in folders]
     sections = "\n".join(_section(STUDIES[name], folders[name]) for name in named)
-    links = "".join(f'<li><a href="#{name}">{STUDIES[name].title}</a></li>' for name in named)
+    links = "".join(
+        f'<li><a href="#{name}">{escape(STUDIES[name].title)}</a></li>' for name in named
+    )
     html = (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -35,20 +37,28 @@ def write_studies(out: Path) -> Path:
         f'<ul class="legend">{links}</ul>\n{sections}\n</main></body>\n</html>\n'
     )
     scratch = out / (REPORT + ".tmp")
-    scratch.write_text(html, encoding="utf-8")
+    scratch.write_text(html, encoding="utf-8", errors="xmlcharrefreplace")
     os.replace(scratch, out / REPORT)
     return out / REPORT
 
 
 def _section(study: Study, folder: Folder) -> str:
-    page, head = study.page(folder.rows()), folder.head
-    small = " Small: embedded data on a CPU." if head["settings"]["small"] else ""
+    head, rows = folder.head, folder.rows()
+    try:
+        page = study.page(rows)
+        charts = _charts(page)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise StateError(
+            f"{folder.path / ROWS} has rows that are not those of study {study.name}: "
+            f"{one_line(error)}"
+        ) from error
+    small = " Small: embedded data on a CPU." if head["settings"].get("small") else ""
     parts = [
         f'<section id="{study.name}">',
         f'<p class="kicker">{escape(study.figures)}.{small}</p>',
         f"<h1>{escape(study.title)}</h1>",
         f"<p>{escape(page.says)}</p>",
-        _charts(page),
+        charts,
         *(_table(table) for table in page.tables),
         f'<p class="note">{escape(_place(head["machine"]))}</p>',
         f"<pre>{escape(head.get('command', ''))}</pre>",

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gradwire.errors import ConfigError, StateError
+from gradwire.errors import ConfigError, StateError, one_line
 from gradwire.study.study import Cell, Row, Settings
 from gradwire.train.folder import machine, read_json, write_json
 from gradwire.version import __version__
@@ -52,7 +52,10 @@ class Folder:
     @property
     def head(self) -> dict[str, Any]:
         head = read_json(self.path / HEAD)
-        if not isinstance(head, dict) or not isinstance(head.get("settings"), dict):
+        kinds = {"settings": dict, "machine": dict, "command": str}
+        if not isinstance(head, dict) or not all(
+            isinstance(head.get(name), kind) for name, kind in kinds.items()
+        ):
             raise StateError(f"{self.path / HEAD} is no study's.")
         return head
 
@@ -81,16 +84,28 @@ class Folder:
         path = self.path / ROWS
         if not path.is_file():
             return []
-        found, text = [], path.read_text(encoding="utf-8")
-        for line in text.splitlines(keepends=True):
-            if not line.endswith("\n"):
+        found, content = [], path.read_bytes()
+        for number, line in enumerate(content.splitlines(keepends=True), start=1):
+            if not line.endswith(b"\n"):
                 # The disk was full, or the process was killed: this cell is measured again.
                 with _writing(path):
-                    path.write_text(text[: -len(line)], encoding="utf-8")
+                    path.write_bytes(content[: -len(line)])
                 break
-            entry = json.loads(line)
+            try:
+                entry = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise StateError(f"{path}, line {number}: {one_line(error)}") from error
+            if not _is_entry(entry):
+                raise StateError(f"{path}, line {number}: {line[:60]!r} is no cell and its rows")
             found.append((entry["cell"], entry["rows"]))
         return found
+
+
+def _is_entry(entry: Any) -> bool:
+    if not isinstance(entry, dict) or not isinstance(entry.get("cell"), dict):
+        return False
+    rows = entry.get("rows")
+    return isinstance(rows, list) and all(isinstance(row, dict) for row in rows)
 
 
 def studies_in(out: Path) -> list[Folder]:

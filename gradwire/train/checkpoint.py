@@ -1,11 +1,17 @@
 """Where a run stands on disk: `checkpoint/trainer.pt` and every rank's compressor state.
 
 trainer.pt names the folder of the compressor states that belong to it and is replaced last, in one
-go: a crash at any moment leaves the old checkpoint or the new one, whole.
+go: a crash at any moment leaves the old checkpoint or the new one, whole. Its last 32 bytes are the
+sha256 of the rest, which torch.load does not read.
 """
 
+import contextlib
+import hashlib
+import io
 import os
+import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,14 +19,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import gradwire
-from gradwire.errors import StateError
+from gradwire.cluster.gossip import fail_together, gather_words
+from gradwire.cluster.group import DistributedGroup
+from gradwire.errors import GradwireError, StateError, one_line
 from gradwire.train.folder import CHECKPOINT
 from gradwire.train.place import Place
 
 if TYPE_CHECKING:
     from gradwire.train.replica import Replica
 
-TRAINER, VERSION = "trainer.pt", 2
+TRAINER, VERSION = "trainer.pt", 3
+DIGEST = 32
+CPU = torch.device("cpu")
 
 
 @dataclass
@@ -64,6 +74,7 @@ def save(folder: Path, place: Place, position: Position, replica: "Replica") -> 
             "wire": wires,
         }
         torch.save(content, target / (TRAINER + ".tmp"))
+        _seal(target / (TRAINER + ".tmp"))
         os.replace(target / (TRAINER + ".tmp"), target / TRAINER)
         for old in target.glob("wire-*"):
             if old.name != wires:
@@ -76,16 +87,68 @@ def exists(folder: Path) -> bool:
     return (folder / CHECKPOINT / TRAINER).is_file()
 
 
-def load(folder: Path) -> dict[str, Any]:
-    """What `save` wrote but for the compressor states, on CPU; tensors and plain values only."""
+def load(folder: Path, place: Place) -> dict[str, Any] | None:
+    """What `save` wrote but for the compressor states, on CPU; None without a checkpoint.
+
+    Collective: whether there is one is rank 0's word, and a file that is damaged, missing or
+    another on one rank is an error on every rank.
+    """
+    if not place.share(exists(folder)):
+        return None
     path = folder / CHECKPOINT / TRAINER
+    content: dict[str, Any] = {}
+    digest, failure = b"", None
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many kinds for a damaged file
-        raise StateError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
+        content, digest = _read(path)
+    except StateError as error:
+        failure = error
+    group = DistributedGroup(place.control, CPU)
+    fail_together(group, failure, StateError, CPU)
+    digests = gather_words(group, digest.hex(), CPU)
+    if odd := [rank for rank, other in enumerate(digests) if other != digests[0]]:
+        raise StateError(f"{path}: rank {odd[0]} has another one than rank 0. Copy one to all.")
+    return content
+
+
+def _read(path: Path) -> tuple[dict[str, Any], bytes]:
+    """The content and its sha256; tensors and plain values only."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise StateError(f"{path} cannot be read: {error.strerror}.") from error
+    rest, digest = raw[:-DIGEST], raw[-DIGEST:]
+    if hashlib.sha256(rest).digest() != digest:
+        raise StateError(
+            f"{path} is damaged, or of a version before {VERSION}: its sha256 does not fit. "
+            f"Start a new run."
+        )
+    try:
+        content = torch.load(io.BytesIO(rest), map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many kinds
+        raise StateError(f"{path} cannot be read: {one_line(error)}") from error
     if not isinstance(content, dict) or content.get("version") != VERSION:
         raise StateError(f"{path} is not a checkpoint of version {VERSION}. Start a new run.")
-    return content
+    if not re.fullmatch(r"wire-\d+", str(content.get("wire"))):
+        raise StateError(f"{path} names no folder of compressor states. Start a new run.")
+    return content, digest
+
+
+def _seal(path: Path) -> None:
+    """Appends the file's sha256 to it."""
+    with path.open("r+b") as file:
+        file.write(hashlib.file_digest(file, "sha256").digest())
+
+
+@contextlib.contextmanager
+def fitting(folder: Path) -> Iterator[None]:
+    """Within this context a content that fits no such run is one line; alike on every rank."""
+    try:
+        yield
+    except GradwireError:
+        raise
+    except Exception as error:  # torch raises many kinds
+        path = folder / CHECKPOINT / TRAINER
+        raise StateError(f"{path} is of another model or run: {one_line(error)}") from error
 
 
 def load_wire(folder: Path, content: dict[str, Any], wire: Any) -> None:

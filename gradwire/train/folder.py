@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gradwire.errors import ConfigError, StateError
+from gradwire.errors import ConfigError, StateError, one_line
 from gradwire.train.options import Options, from_dict
 from gradwire.version import __version__
 
@@ -31,8 +31,8 @@ def read_json(path: Path) -> Any:
     """The content of a JSON file in a run folder."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise StateError(f"{path} cannot be read: {error}.") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise StateError(f"{path} cannot be read: {one_line(error)}.") from error
 
 
 def open_new(folder: Path, overwrite: bool = False) -> None:
@@ -81,12 +81,33 @@ def read_config(folder: Path) -> Options:
     content = read_json(folder / CONFIG)
     if not isinstance(content, dict) or not isinstance(content.get("options"), dict):
         raise StateError(f"{folder / CONFIG} holds no options.")
-    return from_dict(content["options"])
+    try:
+        return from_dict(content["options"])
+    except ConfigError as error:
+        raise ConfigError(f"{folder / CONFIG}: {error}") from error
 
 
 def read_command(folder: Path) -> str:
     """What was typed for the run in `folder`, a line a time."""
-    return str(read_json(folder / CONFIG).get("command", ""))
+    content = read_json(folder / CONFIG)
+    return str(content.get("command", "")) if isinstance(content, dict) else ""
+
+
+def read_machine(folder: Path) -> dict[str, str]:
+    """Where the run in `folder` happened, in words."""
+    content = read_json(folder / CONFIG)
+    found = content.get("machine") if isinstance(content, dict) else None
+    return {k: str(v) for k, v in found.items()} if isinstance(found, dict) else {}
+
+
+def read_result(folder: Path) -> dict[str, Any] | None:
+    """What came out of the run in `folder`; None where it has not ended yet."""
+    if not (folder / RESULT).is_file():
+        return None
+    result = read_json(folder / RESULT)
+    if not isinstance(result, dict):
+        raise StateError(f"{folder / RESULT} holds no result of a run.")
+    return result
 
 
 def compare_folder(folder: Path, name: str) -> Path:

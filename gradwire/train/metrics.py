@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gradwire.errors import ConfigError
+from gradwire.errors import ConfigError, StateError, one_line
 from gradwire.observe import TensorBoard
 from gradwire.train.folder import METRICS, TENSORBOARD
 
@@ -64,12 +64,32 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     records = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, start=1):
         try:
-            records.append(json.loads(line))
-        except ValueError:
-            break
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            if number == len(lines):
+                break
+            raise StateError(f"{path}, line {number}: {one_line(error)}") from error
+        if not _is_record(record):
+            raise StateError(f"{path}, line {number}: {line[:60]!r} is no record of a step")
+        records.append(record)
     return records
+
+
+def _is_record(record: Any) -> bool:
+    """Numbers by name, the step among them."""
+    return (
+        isinstance(record, dict)
+        and isinstance(record.get("step"), int)
+        and all(v is None or (isinstance(v, int | float) and _small(v)) for v in record.values())
+    )
+
+
+def _small(value: float) -> bool:
+    """Whether a float can hold it; NaN is a number too."""
+    return isinstance(value, float) or abs(value) < 2**63
 
 
 def _board(folder: Path, step: int) -> TensorBoard | None:

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 import torch
 
@@ -207,7 +207,26 @@ def from_dict(saved: Mapping[str, Any]) -> Options:
     if extra := sorted(set(saved) - known):
         raise ConfigError(f"this run was made by another version: it has the option {extra[0]!r}.")
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()}
+    hints = get_type_hints(Options)
+    for field in dataclasses.fields(Options):
+        if field.name not in values:
+            if field.default is dataclasses.MISSING:
+                raise ConfigError(f"the option {field.name!r} is missing.")
+        elif not _fits(values[field.name], hints[field.name]):
+            raise ConfigError(f"the option {field.name!r} cannot be {saved[field.name]!r:.60}.")
     return Options(**values)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether `value` is of the type that one of Options' fields has."""
+    if get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(_fits(v, get_args(hint)[0]) for v in value)
+    if get_args(hint):
+        return any(_fits(value, part) for part in get_args(hint))
+    if hint in (int, float):
+        kind = int if hint is int else (int, float)
+        return isinstance(value, kind) and not isinstance(value, bool) and abs(value) < 2**63
+    return isinstance(value, hint)
 
 
 def resume(saved: Options, given: Mapping[str, Any]) -> tuple[Options, list[str]]:

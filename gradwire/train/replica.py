@@ -36,7 +36,8 @@ class Replica:
         torch.manual_seed(mix(options.seed))
         model = models.build(options.model, **network).to(place.device)
         if saved is not None:
-            model.load_state_dict(saved["model"])
+            with checkpoint.fitting(folder):
+                model.load_state_dict(saved["model"])
         ids = [place.device.index] if place.device.type == "cuda" else None
         self.ddp = DistributedDataParallel(model, device_ids=ids)
         self.optimizer = torch.optim.SGD(
@@ -47,7 +48,8 @@ class Replica:
         )
         self.wire = gradwire.attach(self.ddp, options.config())
         if saved is not None:
-            self.optimizer.load_state_dict(saved["optimizer"])
+            with checkpoint.fitting(folder):
+                self.optimizer.load_state_dict(saved["optimizer"])
             checkpoint.load_wire(folder, saved, self.wire)
 
     @property

@@ -6,13 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from gradwire import data, models
-from gradwire.errors import ConfigError, GradwireError
+from gradwire.errors import ConfigError, GradwireError, StateError
 from gradwire.train import folder as folders
 from gradwire.train.launch import launch
 from gradwire.train.options import Options
 from gradwire.train.place import Place, under_torchrun
 from gradwire.train.plan import Plan
 from gradwire.train.trainer import Trainer
+
+NEEDED = {"title": str, "epochs": int, "steps": int, "complete": bool, "replicas_identical": bool}
+"""Of a result.json, what is said about a run that has ended."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +74,12 @@ def _work(place: Place, job: Plan) -> Outcome:
 
 def _finished(run: Options, folder: Path) -> dict[str, Any] | None:
     """The result of a run that has nothing left to do."""
-    if not (folder / folders.RESULT).is_file():
+    result = folders.read_result(folder)
+    if result is None:
         return None
-    result = folders.read_json(folder / folders.RESULT)
+    for name, kind in NEEDED.items():
+        if not isinstance(result.get(name), kind):
+            raise StateError(f"{folder / folders.RESULT}: {name} is {result.get(name)!r:.40}.")
     return result | {"stopped": False} if result["epochs"] >= run.epochs else None
 
 

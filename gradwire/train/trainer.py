@@ -40,7 +40,7 @@ class Trainer:
         self.place, self.sitting = place, sitting
         self.task = options.task
         self.shard = Shard(data.examples, options.batch, place.rank, place.world, options.seed)
-        saved = checkpoint.load(folder) if checkpoint.exists(folder) else None
+        saved = checkpoint.load(folder, place)
         network = {**options.size, **data.network}
         self.replica = Replica(options, network, place, folder, saved)
         self.position = self._start(saved)
@@ -59,7 +59,8 @@ class Trainer:
         """Where to begin."""
         if saved is None:
             return Position(workers=self.place.world)
-        position = Position(**saved["position"])
+        with checkpoint.fitting(self.folder):
+            position = Position(**saved["position"])
         return position.with_workers(self.place.world, self.shard.steps)
 
     def _end(self) -> int:

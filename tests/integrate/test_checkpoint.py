@@ -1,5 +1,6 @@
 """Stopped and resumed is bit-equal to never stopped; other bundles and worlds keep the law."""
 
+import copy
 import json
 
 import pytest
@@ -8,6 +9,8 @@ import torch.distributed as dist
 
 import gradwire
 from gradwire.errors import StateError
+from gradwire.intact import check_bundles
+from gradwire.types import Slot
 from tests.integrate import models
 
 
@@ -166,6 +169,10 @@ def cluster():
     return cluster
 
 
+def changed(saved, field, value):
+    return saved | {"delivered": [saved["delivered"][0] | {field: value}]}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -184,6 +191,30 @@ def cluster():
         ),
         (lambda s: s | {"bundles": [[]]}, "do not hold each parameter once"),
         (lambda s: s | {"world_size": 3}, "rank 0 of 3, this is rank 0 of 2"),
+        (lambda s: s | {"steps": "3"}, "steps must be a whole number, got '3'"),
+        (lambda s: s | {"counts": {"sent": 1.5}}, "counts must be whole numbers by name"),
+        (lambda s: s | {"scale": 2.0}, "scale must be one fp32 number, got float"),
+        (
+            lambda s: s | {"memory": [{"a": 1}]},
+            "memory of the bundle of .* must be tensors",
+        ),
+        (lambda s: s | {"memory": []}, "than of entries of 'memory'"),
+        (
+            lambda s: s | {"residual": {"gradient": torch.zeros(100).double()}},
+            "residual of 'gradient' must be an fp32 tensor, got float64",
+        ),
+        (lambda s: changed(s, "indices", torch.tensor([-1])), "indices must be from 0 to 128"),
+        (
+            lambda s: changed(s, "values", torch.zeros(3)),
+            "values must be 10 of fp32, got float32",
+        ),
+        (lambda s: changed(s, "loss", torch.zeros(3)), "loss must be 129 of fp32, got float32 of"),
+        (
+            lambda s: changed(s, "masked", torch.zeros(3)),
+            "masked must be from 0 to 128, got",
+        ),
+        (lambda s: changed(s, "held", [[120, torch.zeros(9)]]), "where in 128 they begin"),
+        (lambda s: changed(s, "ok", None), "does not say whether it was finite"),
     ],
 )
 def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(cluster, change, message):
@@ -192,6 +223,28 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(cluster, chang
     with pytest.raises(StateError, match=message):
         state.load_state_dict(change(state.state_dict()))
     assert torch.equal(before, state.residual("gradient"))
+
+
+def test_a_cluster_is_loaded_whole_or_not_at_all(cluster):
+    before = [cluster.residual(rank) for rank in range(2)]
+    saved = copy.deepcopy(cluster.state_dict())
+    saved["workers"][0]["residual"]["gradient"] += 1
+    saved["workers"][1]["delivered"][0]["indices"][0] = 4000
+    with pytest.raises(StateError, match="indices must be from 0 to 128, got int32 of shape"):
+        cluster.load_state_dict(saved)
+    assert all(torch.equal(before[rank], cluster.residual(rank)) for rank in range(2))
+    with pytest.raises(StateError, match="'workers': "):
+        cluster.load_state_dict({})
+
+
+def test_bundles_that_mix_dense_parameters_and_others_are_refused():
+    """The rule of a bundle's first parameter would quietly hold for all of it."""
+    saved = {"bundles": [["a", "b"]], "memory": [{}], "delivered": [None]}
+    slots = {name: Slot(name, (4,), (1,), torch.float32, numel=4) for name in ("a", "b")}
+    check_bundles(saved, slots, ())
+    check_bundles(saved, slots, ("*",))
+    with pytest.raises(StateError, match="attach with the dense patterns it was saved with"):
+        check_bundles(saved, slots, ("b",))
 
 
 def damaged(rank, folder):
