@@ -4,7 +4,6 @@ trainer.pt names the folder of the compressor states that belong to it and is re
 go: a crash at any moment leaves the old checkpoint or the new one, whole.
 """
 
-import os
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import gradwire
-from gradwire.errors import StateError
+from gradwire.errors import ExchangeError, StateError
+from gradwire.files import replace
 from gradwire.train.folder import CHECKPOINT
 from gradwire.train.place import Place
 
@@ -54,7 +54,7 @@ def save(folder: Path, place: Place, position: Position, replica: "Replica") -> 
     target = folder / CHECKPOINT
     wires = f"wire-{position.step:08d}"
     gradwire.save(replica.wire, target / wires)
-    place.barrier()
+    failure = ""
     if place.first:
         content = {
             "version": VERSION,
@@ -63,12 +63,23 @@ def save(folder: Path, place: Place, position: Position, replica: "Replica") -> 
             "optimizer": replica.optimizer.state_dict(),
             "wire": wires,
         }
-        torch.save(content, target / (TRAINER + ".tmp"))
-        os.replace(target / (TRAINER + ".tmp"), target / TRAINER)
-        for old in target.glob("wire-*"):
-            if old.name != wires:
-                shutil.rmtree(old, ignore_errors=True)
-    place.barrier()
+        try:
+            replace(target / TRAINER, lambda out: torch.save(content, out))
+        except OSError as error:
+            failure = f"{target / TRAINER} could not be written: {error.strerror}"
+        else:
+            _clear(target, wires)
+    if failure := place.share(failure):
+        raise ExchangeError(f"{failure}. The last checkpoint is untouched")
+
+
+def _clear(target: Path, wires: str) -> None:
+    """Removes what older checkpoints, and writers that were killed, have left."""
+    for old in target.glob("wire-*"):
+        if old.name != wires:
+            shutil.rmtree(old, ignore_errors=True)
+    for old in target.glob(f"{TRAINER}.*"):
+        old.unlink(missing_ok=True)
 
 
 def exists(folder: Path) -> bool:

@@ -1,0 +1,93 @@
+"""A link of the lab cut and joined again, under a run of three ranks."""
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from faults import crew, job
+from faults.kills import unbroken
+from faults.row import Row
+from faults.worker import answers
+from gradwire.cluster.lab import Lab
+from gradwire.cluster.processes import rank_environment
+from gradwire.errors import LabError
+
+RANKS, VICTIM, LINK = 3, 1, "100mbit"
+PACE = 0.1
+CUT = 5.0
+SHORT = 3.0
+
+
+def rows() -> list[Row]:
+    """Cut for 5 s with a patient timeout, and with one that is shorter than that."""
+    patient = Row(f"link cut for {CUT:g} s, timeout 60 s", came_of_it="the run goes on, bit-equal")
+    short = Row(f"link cut for {CUT:g} s, timeout {SHORT:g} s")
+    short.came_of_it = "error on every rank; resumed bit-equal"
+    try:
+        with Lab(RANKS, LINK) as lab:
+            digest = unbroken({}, RANKS).digest
+            patient.count(*cut(lab, 60.0, digest))
+            short.count(*cut(lab, SHORT, digest))
+    except LabError as error:
+        patient.skipped = short.skipped = str(error)
+    return [patient, short]
+
+
+def cut(lab: Lab, timeout: float, digest: str) -> tuple[str, float | None]:
+    """What was lost, and how long after the cut the last rank had its error, if it did."""
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = _start(lab, folder, timeout)
+        _until(lambda: (Path(folder) / "latest").exists())
+        lab.plug(VICTIM, False)
+        begin = time.monotonic()
+        time.sleep(CUT)
+        lab.plug(VICTIM, True)
+        said = _end(ranks)
+        errors = {rank: answer["error"] for rank, answer in said.items() if "error" in answer}
+        if timeout > CUT:
+            fine = [answer.get("digest") for answer in said.values()] == [digest] * RANKS
+            return "" if fine else f"timeout {timeout:g} s: {said}", None
+        if len(errors) < RANKS or any("in stage exchange" not in e for e in errors.values()):
+            return f"timeout {timeout:g} s: {said}", None
+        seconds = max(answer["at"] for answer in said.values()) - begin
+        said = _end(_start(lab, folder, 60.0))
+        fine = [answer.get("digest") for answer in said.values()] == [digest] * RANKS
+        return "" if fine else f"resumed: {said}", seconds
+
+
+def _start(lab: Lab, folder: str, timeout: float) -> list["subprocess.Popen[str]"]:
+    given = ["--timeout", str(timeout), "--pace", str(PACE), "--steps", str(job.STEPS)]
+    command = [sys.executable, "-m", "faults.worker", folder, *given]
+    ranks = []
+    for rank in range(RANKS):
+        environment = rank_environment(rank, RANKS, lab.address(0)) | {"OMP_NUM_THREADS": "1"}
+        with lab.inside(rank):
+            ranks.append(
+                subprocess.Popen(
+                    command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                    text=True,
+                )
+            )  # fmt: skip
+    return ranks
+
+
+def _end(ranks: list["subprocess.Popen[str]"]) -> dict[int, dict[str, object]]:
+    """What the ranks said; one that hangs says nothing."""
+    said: dict[int, dict[str, object]] = {}
+    deadline = time.monotonic() + crew.LIMIT
+    for process in ranks:
+        try:
+            said |= answers(process.communicate(timeout=max(1.0, deadline - time.monotonic()))[0])
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+    return dict(sorted(said.items()))
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + crew.LIMIT
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
