@@ -17,43 +17,44 @@ from gradwire.errors import LabError
 
 RANKS, VICTIM, LINK = 3, 1, "100mbit"
 PACE = 0.1
-CUT = 5.0
-SHORT = 3.0
+PATIENT, SHORT = 60.0, 4.0
+CUT, LONG = 5.0, 10.0
 
 
 def rows() -> list[Row]:
-    """Cut for 5 s with a patient timeout, and with one that is shorter than that."""
-    patient = Row(f"link cut for {CUT:g} s, timeout 60 s", came_of_it="the run goes on, bit-equal")
-    short = Row(f"link cut for {CUT:g} s, timeout {SHORT:g} s")
+    """Cut for less than the timeout, and for longer."""
+    patient = Row(f"link cut for {CUT:g} s, timeout {PATIENT:g} s")
+    patient.came_of_it = "the run goes on, bit-equal"
+    short = Row(f"link cut for {LONG:g} s, timeout {SHORT:g} s")
     short.came_of_it = "error on every rank; resumed bit-equal"
     try:
         with Lab(RANKS, LINK) as lab:
             digest = unbroken({}, RANKS).digest
-            patient.count(*cut(lab, 60.0, digest))
-            short.count(*cut(lab, SHORT, digest))
+            patient.count(*cut(lab, PATIENT, CUT, digest))
+            short.count(*cut(lab, SHORT, LONG, digest))
     except LabError as error:
         patient.skipped = short.skipped = str(error)
     return [patient, short]
 
 
-def cut(lab: Lab, timeout: float, digest: str) -> tuple[str, float | None]:
+def cut(lab: Lab, timeout: float, away: float, digest: str) -> tuple[str, float | None]:
     """What was lost, and how long after the cut the last rank had its error, if it did."""
     with tempfile.TemporaryDirectory() as folder:
         ranks = _start(lab, folder, timeout)
         _until(lambda: (Path(folder) / "latest").exists())
         lab.plug(VICTIM, False)
         begin = time.monotonic()
-        time.sleep(CUT)
+        time.sleep(away)
         lab.plug(VICTIM, True)
         said = _end(ranks)
         errors = {rank: answer["error"] for rank, answer in said.items() if "error" in answer}
-        if timeout > CUT:
+        if timeout > away:
             fine = [answer.get("digest") for answer in said.values()] == [digest] * RANKS
             return "" if fine else f"timeout {timeout:g} s: {said}", None
         if len(errors) < RANKS or any("in stage exchange" not in e for e in errors.values()):
             return f"timeout {timeout:g} s: {said}", None
         seconds = max(answer["at"] for answer in said.values()) - begin
-        said = _end(_start(lab, folder, 60.0))
+        said = _end(_start(lab, folder, PATIENT))
         fine = [answer.get("digest") for answer in said.values()] == [digest] * RANKS
         return "" if fine else f"resumed: {said}", seconds
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from examples import elastic
-from faults import job
+from faults import crew, job
 from faults.inject import Strike, install
 
 
@@ -30,8 +30,7 @@ def main() -> None:
     parser.add_argument("--strike", default="", help="RANK,MOMENT,NTH")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    limit = timedelta(seconds=given.timeout)
-    dist.init_process_group("gloo", timeout=limit)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=crew.LIMIT / 3))
     rank = dist.get_rank()
     first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
     install(rank, _strike(given.strike) if first and given.strike else None)

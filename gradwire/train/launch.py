@@ -232,7 +232,9 @@ def _as_rank(work: Work, args: tuple[Any, ...], device: str, timeout: float | No
     try:
         with joined(place, timeout=timeout or 1800.0):
             return work(place, *args)
-    except GradwireError:
-        # Every rank is refused alike; groups that are left behind make a noise at exit.
-        leave()
+    except GradwireError as error:
+        # Every rank is refused alike; groups that are left behind make a noise at exit. To end them
+        # when a peer is gone could mean to wait for it.
+        if not isinstance(error, ExchangeError):
+            leave()
         raise
