@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 import torch.distributed as dist
@@ -12,19 +13,13 @@ BEAT = 0.02
 
 def sign(group: str, rank: int) -> None:
     """Leaves word that `rank` of `group` is alive and has stopped."""
-    with suppress(RuntimeError):
-        _store().set(_key(group, rank), "1")
+    _briefly(lambda: _store().set(_key(group, rank), "1"))
 
 
 def roll_call(group: str, size: int) -> str:
-    """A sentence on the ranks that have not signed within `PATIENCE`; who signs has failed too.
-
-    In a thread: on a broken network the store itself may not answer before a timeout of its own.
-    """
+    """A sentence on the ranks that have not signed within `PATIENCE`; who signs has failed too."""
     found: list[list[int]] = []
-    thread = threading.Thread(target=_ask, args=(group, size, found), daemon=True)
-    thread.start()
-    thread.join(2 * PATIENCE)
+    _briefly(lambda: found.append(_silent(group, size)))
     if not found:
         return "The store of the process group does not answer either: its host may be gone."
     if not found[0]:
@@ -36,15 +31,25 @@ def roll_call(group: str, size: int) -> str:
     )
 
 
-def _ask(group: str, size: int, found: list[list[int]]) -> None:
+def _silent(group: str, size: int) -> list[int]:
     end = time.monotonic() + PATIENCE
-    with suppress(RuntimeError):
-        while True:
-            silent = [r for r in range(size) if not _store().check([_key(group, r)])]
-            if not silent or time.monotonic() > end:
-                found.append(silent)
-                return
-            time.sleep(BEAT)
+    while True:
+        silent = [r for r in range(size) if not _store().check([_key(group, r)])]
+        if not silent or time.monotonic() > end:
+            return silent
+        time.sleep(BEAT)
+
+
+def _briefly(ask: Callable[[], object]) -> None:
+    """Asks the store in a thread: cut off, or held by another thread, it may answer after hours."""
+
+    def work() -> None:
+        with suppress(RuntimeError, ValueError):
+            ask()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(2 * PATIENCE)
 
 
 def _key(group: str, rank: int) -> str:

@@ -31,21 +31,22 @@ def test_those_who_sign_late_are_waited_for(store):
     assert roll.roll_call("g", 2).startswith("Every rank is alive and has stopped")
 
 
-@pytest.mark.parametrize("kind", ["gone", "mute"])
+@pytest.mark.parametrize("kind", ["gone", "closed", "mute"])
 def test_a_store_that_does_not_answer_is_not_waited_for(monkeypatch, kind):
     done = threading.Event()
 
     def broken():
         if kind == "gone":
             raise RuntimeError("Connection reset by peer")
+        if kind == "closed":
+            raise ValueError("Default process group has not been initialized")
         done.wait()
         raise RuntimeError("at last")
 
     monkeypatch.setattr(roll, "_store", broken)
     monkeypatch.setattr(roll, "PATIENCE", 0.2)
     begin = time.monotonic()
+    roll.sign("g", 0)
     assert "store of the process group does not answer" in roll.roll_call("g", 2)
     assert time.monotonic() - begin < 5
     done.set()
-    if kind == "gone":
-        roll.sign("g", 0)
