@@ -47,20 +47,29 @@ def kill(fields: job.Fields, strike: Strike, whole: Unbroken) -> tuple[str, floa
 def verdict(endings: list[crew.Ending], victim: int, digest: str) -> tuple[str, float]:
     """Whether every survivor has named the victim and the stage in time, or had finished.
 
-    At the second forward pass DDP itself exchanges a few numbers: then the error is torch's own.
+    At the second forward pass DDP itself exchanges a few numbers: then the error is torch's own,
+    and a rank that ends with it has left no word either.
     """
     if not endings[victim].killed:
         return f"rank {victim} was not killed: {endings[victim]}", 0.0
     survivors = [ending for ending in endings if ending.rank != victim]
     seconds = max(ending.at for ending in survivors) - endings[victim].at
+    silent = {victim, *(ending.rank for ending in survivors if re.search(DDP, ending.error))}
     for ending in survivors:
-        named = rf"rank {ending.rank} of .* in stage exchange\. No word from rank {victim} for"
         finished = ending.result is not None and ending.result[1] == digest
-        if not finished and not re.search(f"{named}|{DDP}", ending.error):
+        named = victim in (ranks := named_by(ending)) and ranks <= silent
+        if not (finished or named or ending.rank in silent):
             return f"rank {ending.rank}, after rank {victim} was killed: {ending}", seconds
     if seconds > job.TIMEOUT:
         return f"rank {victim}: survivors took {seconds:.1f} s", seconds
     return "", seconds
+
+
+def named_by(ending: crew.Ending) -> set[int]:
+    """The ranks that a survivor has no word from."""
+    words = rf"rank {ending.rank} of .* in stage exchange\. No word from ranks? ([\d, ]+) for"
+    found = re.search(words, ending.error)
+    return {int(rank) for rank in found[1].split(",")} if found else set()
 
 
 def resume(folder: str, fields: job.Fields, digest: str) -> str:
