@@ -31,6 +31,7 @@ def test_those_who_sign_late_are_waited_for(store):
     assert roll.roll_call("g", 2).startswith("Every rank is alive and has stopped")
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("kind", ["gone", "closed", "mute"])
 def test_a_store_that_does_not_answer_is_not_waited_for(monkeypatch, kind):
     done = threading.Event()
