@@ -80,8 +80,8 @@ def install(rank: int, strike: Strike | None) -> Injector:
         injector.passes("replace")
         replace(*names)
 
-    stages.stage.__enter__, stages.stage.__exit__ = entering, leaving  # type: ignore[assignment,method-assign]
-    torch.optim.SGD.step, torch.save, os.replace = stepping, saving, replacing  # type: ignore[assignment,method-assign]
+    stages.stage.__enter__, stages.stage.__exit__ = entering, leaving
+    torch.optim.SGD.step, torch.save, os.replace = stepping, saving, replacing
     return injector
 
 

@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from faults import crew, job
 from faults.kills import unbroken
@@ -75,9 +76,9 @@ def _start(lab: Lab, folder: str, timeout: float) -> list["subprocess.Popen[str]
     return ranks
 
 
-def _end(ranks: list["subprocess.Popen[str]"]) -> dict[int, dict[str, object]]:
+def _end(ranks: list["subprocess.Popen[str]"]) -> dict[int, dict[str, Any]]:
     """What the ranks said; one that hangs says nothing."""
-    said: dict[int, dict[str, object]] = {}
+    said: dict[int, dict[str, Any]] = {}
     deadline = time.monotonic() + crew.LIMIT
     for process in ranks:
         try:

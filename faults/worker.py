@@ -61,7 +61,7 @@ def _slow_down(pace: float) -> None:
         time.sleep(pace)
         return step(*args)
 
-    torch.optim.SGD.step = slowly  # type: ignore[method-assign]
+    torch.optim.SGD.step = slowly
 
 
 def answers(output: str) -> dict[int, dict[str, Any]]:
