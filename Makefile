@@ -6,7 +6,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint check fuzz clean
+.PHONY: demo test lint check fuzz faults clean
 
 demo: $(VENV)/.ready
 	$(BIN)/gradwire train --model lenet5 --method topk --density 0.01 --workers 4 --compare dense --out runs/demo --overwrite
@@ -26,6 +26,11 @@ check: $(VENV)/.ready
 fuzz: $(VENV)/.ready
 	$(BIN)/python -m tests.fuzz_messages --count 200000
 	$(BIN)/python -m tests.fuzz_loaders --count 100000
+
+# Ranks killed, links cut, disks filled, and a table of what came of it (docs/limits.md). As root all of
+# it, otherwise without the cut link and the small disk. KEEP=--keep puts the figures into the docs.
+faults: $(VENV)/.ready
+	$(BIN)/python -m faults $(KEEP)
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gradwire.cluster.gossip import fail_together, gather_words
 from gradwire.errors import ExchangeError, StateError, one_line
+from gradwire.files import replace
 from gradwire.packing import check, check_rank, restore, resume, settle_saved
 
 if TYPE_CHECKING:
@@ -49,9 +50,9 @@ def save(state: "State", folder: str | os.PathLike[str]) -> None:
     digest = bytes(32)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        digest = _write(path / part, state.state_dict())
+        digest = replace(path / part, lambda out: torch.save(state.state_dict(), out))
     except OSError as error:
-        failure = f"rank {rank} could not write {path / part}: {error}"
+        failure = _refusal(rank, path / part, error)
     digests = _gather_digests(state, digest, failure)
     parts = [
         {"file": f"gradwire-step{state.steps}-rank{r}.pt", "sha256": d}
@@ -60,9 +61,13 @@ def save(state: "State", folder: str | os.PathLike[str]) -> None:
     manifest = {"version": VERSION, "world_size": size, "steps": state.steps, "parts": parts}
     # Every rank writes the same bytes: on several machines each then has a manifest of its own.
     manifest["sha256"] = _seal(manifest)
-    _replace(path / MANIFEST, json.dumps(manifest, indent=1).encode())
-    _gather_digests(state, bytes(32), "")
-    for old in path.glob(f"gradwire-step*-rank{rank}.pt"):
+    try:
+        replace(path / MANIFEST, lambda out: out.write(json.dumps(manifest, indent=1).encode()))
+    except OSError as error:
+        failure = _refusal(rank, path / MANIFEST, error)
+    _gather_digests(state, bytes(32), failure)
+    # Now every rank has its manifest: what else has such a name is old, or of a rank that died.
+    for old in (*path.glob(f"gradwire-step*-rank{rank}.pt*"), *path.glob(f"{MANIFEST}.*")):
         if old.name != part:
             old.unlink(missing_ok=True)
 
@@ -187,19 +192,8 @@ def _is_manifest(manifest: Mapping[str, Any]) -> bool:
     )
 
 
-def _write(file: Path, saved: Mapping[str, Any]) -> bytes:
-    """Write through a temporary file; returns the sha256 of what was written."""
-    temporary = file.with_name(file.name + ".tmp")
-    torch.save(saved, temporary)
-    digest = hashlib.sha256(temporary.read_bytes()).digest()
-    os.replace(temporary, file)
-    return digest
-
-
-def _replace(file: Path, content: bytes) -> None:
-    temporary = file.with_name(f"{file.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(content)
-    os.replace(temporary, file)
+def _refusal(rank: int, file: Path, error: OSError) -> str:
+    return f"rank {rank} could not write {file}: {error.strerror}. The last checkpoint is untouched"
 
 
 def _read(path: Path, part: Mapping[str, str]) -> dict[str, Any]:

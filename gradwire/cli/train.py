@@ -68,7 +68,8 @@ def train(
     """Train a model on P workers with compressed gradients, and write a report.
 
     Alone it starts its own workers; under torchrun it uses the ranks it is given; on CUDA it uses
-    NCCL. Ctrl-C saves a checkpoint and shows the command that goes on from there, bit for bit.
+    NCCL. Ctrl-C or SIGTERM saves a checkpoint, shows the command that goes on from there, bit for
+    bit, and exits with code 130.
     """
     given: dict[str, Any] = {
         "model": model, "data": data, "data_dir": _absolute(data_dir), "epochs": epochs,

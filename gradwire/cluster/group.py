@@ -1,5 +1,6 @@
 """What an exchange may ask of the ranks, and the ranks of torch.distributed."""
 
+import contextlib
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Protocol
@@ -8,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gradwire.cluster.roll import roll_call, sign
 from gradwire.errors import ExchangeError
 from gradwire.stages import stage
 
@@ -153,29 +155,40 @@ class DistributedGroup:
                     )
 
     def give_up(self) -> None:
-        """Break the connections, so that peers fail now and not at their timeout."""
+        """Break the connections, so that peers fail now and not at their timeout; and sign."""
         for part in (group for both in self._splits.values() for group in both):
             part.give_up()
         if self.on_stream or self.size == 1:
             return
-        try:
-            peer = (self.rank + 1) % self.size
-            waiting = dist.irecv(
-                torch.empty(1), group=self.process_group, group_src=peer, tag=0x6777
-            )
-            if waiting is not None:
-                waiting.wait(timedelta(milliseconds=1))
-        except RuntimeError:
-            pass
+        if self._parent is None:
+            sign(self.process_group.group_name, self.rank)
+        for ahead in range(1, self.size):
+            # A receive that times out breaks all connections; from a rank that died it fails
+            # at once and breaks none. After the first that works the rest cost nothing.
+            peer = (self.rank + ahead) % self.size
+            with contextlib.suppress(RuntimeError):
+                waiting = dist.irecv(
+                    torch.empty(1), group=self.process_group, group_src=peer, tag=0x6777
+                )
+                if waiting is not None:
+                    waiting.wait(timedelta(milliseconds=1))
 
     def _call(self, name: str, tensor: Tensor, collective: Collective, *args: Any) -> None:
         try:
             collective(*args, group=self.process_group)
         except RuntimeError as error:
+            every = self if self._parent is None else self._parent
+            every.give_up()
             raise ExchangeError(
-                f"rank {self.rank} of {self.size}: {name} of {tensor.nbytes} bytes failed in stage "
-                f"exchange: {error}"
+                f"rank {every.rank} of {every.size}: {name} of {tensor.nbytes} bytes failed in "
+                f"stage exchange. {every._silent()}(torch: {error})"
             ) from error
+
+    def _silent(self) -> str:
+        # On a stream peers learn of a failure when NCCL's watchdog does: nobody would have signed.
+        if self.on_stream or self.size == 1:
+            return ""
+        return f"{roll_call(self.process_group.group_name, self.size)} "
 
 
 def _swap(*moves: dist.P2POp, group: dist.ProcessGroup) -> None:

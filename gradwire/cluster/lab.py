@@ -70,6 +70,14 @@ class Lab:
         with _inside(self._names[rank]):
             yield
 
+    def plug(self, rank: int, up: bool) -> None:
+        """Joins rank's cable to the switch again, or pulls it; addresses and shaping stay."""
+        from pyroute2 import IPRoute
+
+        with _inside(self._switch), IPRoute() as switch:
+            index = switch.link_lookup(ifname=f"port{rank}")[0]
+            switch.link("set", index=index, state="up" if up else "down")
+
     def measure(self) -> list[float]:
         """Bits a second from each rank to the next, one after another."""
         return [self._measure(rank, (rank + 1) % self.ranks) for rank in range(self.ranks)]

@@ -37,7 +37,8 @@ class Engine:
         self._used: UsedParameters | None = None
         self._thread: OrderedThread | None = None
         self._stream: torch.cuda.Stream | None = None
-        self._broken: Exception | None = None
+        self.broken: Exception | None = None
+        """What ended the exchange; autograd passes on its words, but not its kind."""
         self._early: list[tuple[dist.GradBucket, Future[object]]] = []
 
     def open(self, parameters: Sequence[Tensor]) -> None:
@@ -67,14 +68,14 @@ class Engine:
             self._thread = None
         if self._used is not None:
             self._used.remove()
-        self._broken = self._broken or ExchangeError("the wire was closed")
+        self.broken = self.broken or ExchangeError("the wire was closed")
 
     def hook(self, bucket: dist.GradBucket) -> Future[Tensor]:
         """The averaged bucket, in time; called by DDP's backward pass in bucket order."""
         raw: Future[object] = Future(devices=[self._stream.device] if self._stream else None)
         answer = raw.then(_unwrap)
-        if self._broken is not None:
-            raw.set_result(self._broken)
+        if self.broken is not None:
+            raw.set_result(self.broken)
             return answer
         if not self._state.opened and not self._first_step(bucket, raw):
             return answer
@@ -147,7 +148,7 @@ class Engine:
         self._thread.submit(lambda: self._process(bundle, ready))
 
     def _process(self, bundle: Bundle, ready: "torch.cuda.Event | None" = None) -> None:
-        if self._broken is not None:
+        if self.broken is not None:
             return
         try:
             with self._side_stream(ready):
@@ -174,15 +175,15 @@ class Engine:
 
     def _fail(self, bundle: Bundle, error: Exception) -> None:
         """Nobody may wait for ever: answer every bucket with the error, and release the peers."""
-        self._broken = ExchangeError(
+        self.broken = ExchangeError(
             f"rank {self._state.group.rank}, step {self._state.steps}, bundle {bundle.index} "
             f"({bundle.slots[0].name} ...): {error}"
         )
         # The error crosses into autograd as text only; here is the last place to see its origin.
-        log.error("%s", self._broken, exc_info=error)
+        log.error("%s", self.broken, exc_info=error)
         self._state.group.give_up()
         for waiting in self._buckets.abandon():
-            waiting.future.set_result(self._broken)
+            waiting.future.set_result(self.broken)
 
     def _side_stream(
         self, ready: "torch.cuda.Event | None" = None

@@ -8,20 +8,20 @@ sha256 of the rest, which torch.load does not read.
 import contextlib
 import hashlib
 import io
-import os
 import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 
 import gradwire
 from gradwire.cluster.gossip import fail_together, gather_words
 from gradwire.cluster.group import DistributedGroup
-from gradwire.errors import GradwireError, StateError, one_line
+from gradwire.errors import ExchangeError, GradwireError, StateError, one_line
+from gradwire.files import replace
 from gradwire.train.folder import CHECKPOINT
 from gradwire.train.place import Place
 
@@ -64,7 +64,7 @@ def save(folder: Path, place: Place, position: Position, replica: "Replica") -> 
     target = folder / CHECKPOINT
     wires = f"wire-{position.step:08d}"
     gradwire.save(replica.wire, target / wires)
-    place.barrier()
+    failure = ""
     if place.first:
         content = {
             "version": VERSION,
@@ -73,13 +73,23 @@ def save(folder: Path, place: Place, position: Position, replica: "Replica") -> 
             "optimizer": replica.optimizer.state_dict(),
             "wire": wires,
         }
-        torch.save(content, target / (TRAINER + ".tmp"))
-        _seal(target / (TRAINER + ".tmp"))
-        os.replace(target / (TRAINER + ".tmp"), target / TRAINER)
-        for old in target.glob("wire-*"):
-            if old.name != wires:
-                shutil.rmtree(old, ignore_errors=True)
-    place.barrier()
+        try:
+            replace(target / TRAINER, lambda out: _write_sealed(content, out))
+        except OSError as error:
+            failure = f"{target / TRAINER} could not be written: {error.strerror}"
+        else:
+            _clear(target, wires)
+    if failure := place.share(failure):
+        raise ExchangeError(f"{failure}. The last checkpoint is untouched")
+
+
+def _clear(target: Path, wires: str) -> None:
+    """Removes what older checkpoints, and writers that were killed, have left."""
+    for old in target.glob("wire-*"):
+        if old.name != wires:
+            shutil.rmtree(old, ignore_errors=True)
+    for old in target.glob(f"{TRAINER}.*"):
+        old.unlink(missing_ok=True)
 
 
 def exists(folder: Path) -> bool:
@@ -133,10 +143,11 @@ def _read(path: Path) -> tuple[dict[str, Any], bytes]:
     return content, digest
 
 
-def _seal(path: Path) -> None:
-    """Appends the file's sha256 to it."""
-    with path.open("r+b") as file:
-        file.write(hashlib.file_digest(file, "sha256").digest())
+def _write_sealed(content: dict[str, Any], out: BinaryIO) -> None:
+    """The content, then its sha256."""
+    torch.save(content, out)
+    out.seek(0)
+    out.write(hashlib.file_digest(out, "sha256").digest())
 
 
 @contextlib.contextmanager

@@ -145,7 +145,8 @@ def _collect(crew: list[Worker], timeout: float | None) -> Any:
 @dataclass(frozen=True)
 class Failure:
     """Why a worker failed. One that dies takes its peers with it: the lowest `blame` that came
-    first is the cause (0 a user's mistake, 1 a silent death, 2 any other exception)."""
+    first is the cause (0 a user's mistake, 1 a silent death, 2 any other exception, 3 that a peer
+    is gone)."""
 
     error: GradwireError
     blame: int
@@ -165,7 +166,7 @@ def _receive(worker: Worker, rank: int) -> Any:
     kind, message, trace, at = value
     if kind is None:
         return Failure(WorkerError(f"worker {rank} failed.\n{trace}"), blame=2, at=at)
-    return Failure(kind(message), blame=0, at=at)
+    return Failure(kind(message), blame=3 if issubclass(kind, ExchangeError) else 0, at=at)
 
 
 def _ending(code: int | None) -> str:
@@ -231,7 +232,9 @@ def _as_rank(work: Work, args: tuple[Any, ...], device: str, timeout: float | No
     try:
         with joined(place, timeout=timeout or 1800.0):
             return work(place, *args)
-    except GradwireError:
-        # Every rank is refused alike; groups that are left behind make a noise at exit.
-        leave()
+    except GradwireError as error:
+        # Every rank is refused alike; groups that are left behind make a noise at exit. To end them
+        # when a peer is gone could mean to wait for it.
+        if not isinstance(error, ExchangeError):
+            leave()
         raise

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gradwire.errors import ConfigError
+from gradwire.errors import ConfigError, ExchangeError
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -37,14 +37,13 @@ class Place:
 
     def agreed_to_stop(self) -> bool:
         """Whether any rank was asked to stop; the same answer on every rank (collective)."""
-        flag = torch.tensor([int(self.stop_asked())])
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self.control)
-        return bool(flag.item())
+        return self.sum(int(self.stop_asked()))[0] > 0
 
     def sum(self, *numbers: float) -> list[float]:
         """The sums over all ranks (collective)."""
         total = torch.tensor(numbers, dtype=torch.float64)
-        dist.all_reduce(total, group=self.control)
+        with self._speaking():
+            dist.all_reduce(total, group=self.control)
         return total.tolist()
 
     def barrier(self) -> None:
@@ -55,12 +54,24 @@ class Place:
         """Rank 0's `value`, plain enough for JSON, on every rank (collective)."""
         text = json.dumps(value).encode() if self.first else b""
         length = torch.tensor([len(text)])
-        dist.broadcast(length, src=0, group=self.control)
-        buffer = torch.zeros(int(length), dtype=torch.uint8)
-        if self.first:
-            buffer.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-        dist.broadcast(buffer, src=0, group=self.control)
+        with self._speaking():
+            dist.broadcast(length, src=0, group=self.control)
+            buffer = torch.zeros(int(length), dtype=torch.uint8)
+            if self.first:
+                buffer.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+            dist.broadcast(buffer, src=0, group=self.control)
         return json.loads(bytes(buffer.tolist()))
+
+    @contextlib.contextmanager
+    def _speaking(self) -> Iterator[None]:
+        """Within this context a peer that is gone is an error of ours, which says so."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise ExchangeError(
+                f"rank {self.rank} of {self.world}: the trainer lost another rank between two "
+                f"steps. Start again with --resume. (torch: {error})"
+            ) from error
 
 
 def under_torchrun() -> bool:

@@ -66,11 +66,20 @@ class Replica:
         """One optimiser step; returns this rank's loss."""
         self.optimizer.zero_grad()
         loss = self.options.task.loss(self.ddp, batch)
-        loss.backward()
+        self._backward(loss)
         if self.options.clip:
             nn.utils.clip_grad_norm_(self.ddp.parameters(), self.options.clip)
         self.optimizer.step()
         return loss.detach()
+
+    def _backward(self, loss: Tensor) -> None:
+        try:
+            loss.backward()
+        except RuntimeError:
+            # Autograd passes on the words of an error in a hook, but not its kind.
+            if self.wire.engine.broken is not None:
+                raise self.wire.engine.broken from None
+            raise
 
     def close(self) -> None:
         """Lets go of everything, in the order that a process group's end needs."""

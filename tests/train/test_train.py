@@ -86,12 +86,15 @@ def start(*args):
     return subprocess.Popen([*COMMAND, *args], stdout=subprocess.PIPE, text=True)
 
 
-def test_ctrl_c_saves_and_the_printed_command_goes_on_bit_for_bit(files, tmp_path, broken_off):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_the_printed_command_goes_on_bit_for_bit(
+    files, tmp_path, broken_off, number
+):
     _, (whole, *_) = broken_off
     out = tmp_path / "run"
     process = start("--data-dir", str(files), "--out", str(out), *GIVEN)
     until(lambda: len(read_records(out / METRICS)) > 0)
-    os.kill(process.pid, signal.SIGINT)
+    os.kill(process.pid, number)
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 130
     stopped = read_json(out / "result.json")

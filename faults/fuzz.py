@@ -1,0 +1,61 @@
+"""Bad input: damaged messages and files, ranks that do not fit together."""
+
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from xml.etree import ElementTree
+
+from faults.row import Row
+
+TESTS = Path(__file__).parent.parent / "tests"
+FUZZERS = {
+    "damaged message": ("tests.fuzz_messages", 20_000),
+    "damaged file into a loader": ("tests.fuzz_loaders", 2_000),
+}
+SUITES = {
+    "damaged or foreign checkpoint": "damage or refused or flips_anywhere or another_model",
+    "ranks that do not fit together": "ranks_that_differ or out_of_step or different_versions",
+    "replicas that drift apart": "flipped_bit or before_the_first_step or another_number_of",
+}
+"""Tests of tests/integrate, by their names: each case is a try."""
+
+
+def rows() -> list[Row]:
+    """A row a fuzzer, then a row a suite."""
+    there = {fault: how for fault, how in FUZZERS.items() if find_spec(how[0])}
+    found = [fuzzed(fault, *how) for fault, how in there.items()]
+    return found + [suite(fault, names) for fault, names in SUITES.items()]
+
+
+def fuzzed(fault: str, module: str, count: int) -> Row:
+    """What a fuzzer's `fuzz` counts: "refused" and "valid" are fine, all else it raises."""
+    row = Row(fault, came_of_it="refused, or a valid answer")
+    try:
+        found = import_module(module).fuzz(count, 2)
+    except AssertionError as error:
+        row.count(str(error))
+        return row
+    parts = [found] if isinstance(found, Counter) else found.values()
+    outcomes: Counter[str] = sum(parts, Counter())
+    row.times = row.survived = sum(outcomes.values())
+    row.came_of_it = ", ".join(f"{n:,} {outcome}" for outcome, n in sorted(outcomes.items()))
+    return row
+
+
+def suite(fault: str, names: str) -> Row:
+    """A row of what pytest says."""
+    found = Row(fault, came_of_it="one clear line on every rank")
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        chosen = ["-k", names, str(TESTS / "integrate"), "-p", "no:cacheprovider"]
+        command = [sys.executable, "-m", "pytest", "-q", f"--junit-xml={report}", *chosen]
+        subprocess.run(command, cwd=TESTS.parent, stdout=subprocess.DEVNULL)
+        for case in ElementTree.parse(report).iter("testcase"):
+            kinds = {child.tag for child in case}
+            if "skipped" not in kinds:
+                found.count(case.get("name", "") if kinds & {"failure", "error"} else "")
+    return found

@@ -1,0 +1,41 @@
+"""torchrun with restarts: a worker is killed, the agent starts all again, they go on bit-equal."""
+
+import subprocess
+import sys
+import tempfile
+
+from faults import crew, job
+from faults.kills import WORLD, unbroken
+from faults.row import Row
+from faults.worker import answers
+
+STRIKES = ("2,exchange,60", "0,write,2", "3,optimizer,5")
+
+
+def row() -> Row:
+    """Each strike once."""
+    found = Row("torchrun --max-restarts 1, a worker killed", came_of_it="restarted, bit-equal")
+    digest = unbroken({}).digest
+    for strike in STRIKES:
+        found.count(restart(strike, digest))
+    return found
+
+
+def restart(strike: str, digest: str) -> str:
+    """What was lost, "" for nothing."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--max-restarts", "1"]
+    ranks = ["--nproc-per-node", str(WORLD), "-m", "faults.worker", "--strike", strike]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, *launcher, *ranks, folder]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=2 * crew.LIMIT)
+        except subprocess.TimeoutExpired:
+            return f"{strike}: torchrun hangs"
+    said = answers(done.stdout)
+    if done.returncode or sorted(said) != list(range(WORLD)):
+        return f"{strike}: exit code {done.returncode}, {said}, {done.stderr[-500:]}"
+    starts = {answer.get("start") for answer in said.values()}
+    if starts not in ({0}, {job.EVERY}, {2 * job.EVERY}) or "SIGKILL" not in done.stderr:
+        return f"{strike}: nothing was restarted: {said}"
+    wrong = [answer for answer in said.values() if answer.get("digest") != digest]
+    return f"{strike}: {wrong[0]}, the unbroken run has {digest}" if wrong else ""
