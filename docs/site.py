@@ -82,5 +82,7 @@ class Fields(griffe.Extension):
             return
         lines = obj.docstring.value.splitlines()
         first = next(i for i, line in enumerate(lines) if FIELD.match(line))
-        body = [re.sub(FIELD, r"- **\1**: ", line) for line in lines[first:]]
+        # Stars in a docstring are patterns of names.
+        plain = [line.replace("*", r"\*") for line in lines[first:]]
+        body = [re.sub(FIELD, r"- **\1**: ", line) for line in plain]
         obj.docstring.value = "\n".join([*lines[:first], *body])
