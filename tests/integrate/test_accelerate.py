@@ -91,6 +91,7 @@ def pair(rank, folder):
 
     with trainers.launched(rank):
         accelerator = Accelerator(cpu=True)
+        accelerator.scaler = torch.amp.GradScaler("cpu", enabled=False)
         torch.manual_seed(0)
         models = accelerator.prepare(nn.Linear(100, 100), nn.Linear(50, 50))
         wires = [attach(accelerator, m, density=0.01, dense_below=0) for m in models]
@@ -104,11 +105,12 @@ def pair(rank, folder):
         again = [wire.stats().residual_norm for wire in wires]
         for wire in wires:
             wire.close()
-        return norms, again
+        return norms, again, [wire.scaler is accelerator.scaler for wire in wires]
 
 
 def test_two_models(ranks, tmp_path):
-    for norms, again in ranks.run(2, pair, str(tmp_path)):
+    for norms, again, scaled in ranks.run(2, pair, str(tmp_path)):
         assert norms == again
         assert min(norms) > 0
+        assert all(scaled), "Accelerate's scaler is passed on"
     assert {"gradwire", "gradwire_1"} <= {p.name for p in tmp_path.iterdir()}

@@ -4,9 +4,15 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.integrate import trainers
+
+
+@pytest.fixture(autouse=True)
+def _imported(ranks):
+    trainers.import_on(ranks, "lightning")
 
 
 def trainer_and_model(folder, epochs, strategy=None, **options):
@@ -38,8 +44,11 @@ def fits_twice(rank, folder):
     """A second fit of the model goes on with its residual; one of another model starts at zero."""
     with trainers.launched(rank):
         trainer, model, data = trainer_and_model(folder, 1)
+        scaler = torch.amp.GradScaler("cpu", enabled=False)
+        trainer.strategy.precision_plugin.scaler = scaler
         trainer.fit(model, data)
         first = trainer.strategy.wire
+        assert first.scaler is scaler
         trainer.save_checkpoint(f"{folder}/after.ckpt")  # the wire is closed by now
         before = residual(first)
         trainer.fit_loop.max_epochs = 2

@@ -30,6 +30,7 @@ def calls(name, folder):
 
 @pytest.mark.parametrize("name", ["lightning_trainer", "accelerate_loop", "transformers_trainer"])
 def test_example_sends_less_and_resumes_bit_equal(ranks, tmp_path, name):
+    trainers.import_on(ranks, name.partition("_")[0])
     whole, half, rest = calls(name, tmp_path / "run")
     unbroken = ranks.run(2, trainers.run_example, name, whole)
     resumed = ranks.run(2, trainers.run_example, name, half, rest)

@@ -2,7 +2,15 @@
 
 import shutil
 
+import pytest
+import torch
+
 from tests.integrate import trainers
+
+
+@pytest.fixture(autouse=True)
+def _imported(ranks):
+    trainers.import_on(ranks, "transformers")
 
 
 def trainer_of(folder, steps=2, **options):
@@ -67,6 +75,22 @@ def test_trained_twice_and_checkpoints_that_do_not_fit(ranks, tmp_path):
         assert gone.startswith("StateError")
         assert "resume from an older checkpoint" in gone
     assert not (tmp_path / "checkpoint-3" / "gradwire").exists(), "save_only_model"
+
+
+def scales(rank, folder):
+    from gradwire.integrate.transformers import attach
+
+    with trainers.launched(rank):
+        trainer = trainer_of(folder, 1, save_strategy="no")
+        trainer.accelerator.scaler = torch.amp.GradScaler("cpu", enabled=False)
+        callback = attach(trainer, density=0.01)
+        trainer.train()
+        callback.wire.close()
+        return callback.wire.scaler is trainer.accelerator.scaler
+
+
+def test_the_scaler_is_passed_on(ranks, tmp_path):
+    assert all(ranks.run(2, scales, str(tmp_path)))
 
 
 def refuses(rank, folder):

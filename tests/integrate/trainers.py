@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import importlib
 import logging
 import os
 import runpy
@@ -37,6 +38,15 @@ def launched(rank):
         for state in (AcceleratorState, GradientState, PartialState):
             state._reset_state()
         gc.collect()
+
+
+def import_on(ranks, name):
+    """Trainers take long to import: that must not count as the ranks hanging."""
+    ranks.run(2, _import, f"gradwire.integrate.{name}")
+
+
+def _import(rank, name):
+    importlib.import_module(name)
 
 
 def example(name):
