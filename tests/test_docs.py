@@ -88,7 +88,8 @@ def test_excerpts_are_from_the_examples():
 
 def test_site_builds_and_needs_no_network(tmp_path):
     """mkdocs --strict: no broken link, no page outside the navigation, nothing to be fetched."""
-    command = ["build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    # Not --quiet: that also hides warnings from --strict.
+    command = ["build", "--strict", "--site-dir", str(tmp_path)]
     env = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", *command],
