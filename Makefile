@@ -1,12 +1,13 @@
 # Two commands do everything on a fresh machine with Python 3.11+ and make:
 #   make demo   train on the embedded digits, four workers, dense and top-k side by side
 #   make test   lint, format, types and tests, as CI runs them
+# and `make docs` builds the documentation.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint check fuzz faults clean
+.PHONY: demo test lint check docs fuzz faults clean
 
 demo: $(VENV)/.ready
 	$(BIN)/gradwire train --model lenet5 --method topk --density 0.01 --workers 4 --compare dense --out runs/demo --overwrite
@@ -21,11 +22,15 @@ lint: $(VENV)/.ready
 check: $(VENV)/.ready
 	$(BIN)/python -m pytest -q -n 2
 
+# The documentation as a site of plain files: open site/index.html. `make check` builds it too.
+docs: $(VENV)/.ready
+	$(BIN)/python -m mkdocs build --strict
+
 # A million damaged messages into every decoder, ten minutes on one core; then 20,000 damaged files
 # into the loaders.
 fuzz: $(VENV)/.ready
-	$(BIN)/python -m tests.fuzz_messages --count 200000
-	$(BIN)/python -m tests.fuzz_loaders --count 100000
+	$(BIN)/python -m tests.fuzz_messages --count 1000000
+	$(BIN)/python -m tests.fuzz_loaders --count 20000
 
 # Ranks killed, links cut, disks filled, and a table of what came of it (docs/limits.md). As root all of
 # it, otherwise without the cut link and the small disk. KEEP=--keep puts the figures into the docs.
@@ -40,4 +45,4 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) runs build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) runs build site *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -214,7 +214,10 @@ def _gather_digests(state: "State", digest: bytes, failure: str) -> list[str]:
     """Every rank's digest; raises on every rank when one of them failed."""
     flag = 1 if failure else 0
     mine = torch.tensor([flag, *digest], dtype=torch.uint8, device=state.device)
+    sent, rounds = state.group.bytes_sent, state.group.rounds
     rows = state.group.all_gather(mine).cpu()
+    # Statistics are of gradients: a run that saves more often does not send more of them.
+    state.group.bytes_sent, state.group.rounds = sent, rounds
     failed = [r for r, row in enumerate(rows) if int(row[0])]
     if failed:
         raise ExchangeError(failure or f"the checkpoint was not written: rank {failed[0]} failed")

@@ -32,6 +32,10 @@ class DriftError(GradwireError, RuntimeError):
     """Replicas that are no longer bit-identical; found by `watch`."""
 
 
+class VersionError(GradwireError, ImportError):
+    """A package that an integration needs and that is missing, or too old."""
+
+
 class LabError(GradwireError, RuntimeError):
     """A machine on which the lab cannot be built."""
 

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+import gradwire
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+WITHOUT_CODE = {"index.md", "api.md"}
 
 
 def blocks(page, language):
@@ -29,7 +32,9 @@ def run(code):
     return done.stdout
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if p.name not in WITHOUT_CODE], ids=lambda p: p.name
+)
 def test_python_blocks_run(page):
     code = blocks(page, "python")
     assert code, f"{page.name} has no Python block"
@@ -69,3 +74,34 @@ def test_example_runs(name):
         f"import runpy; runpy.run_path({str(ROOT / 'examples' / name)!r}, run_name='__main__')"
     )
     assert "all-reduce sends" in out
+
+
+def test_excerpts_are_from_the_examples():
+    """Blocks marked py need a trainer and two ranks: their lines are those of a tested example."""
+    lines = {"", ")"}
+    for example in (ROOT / "examples").glob("*.py"):
+        lines |= {line.strip() for line in example.read_text().splitlines()}
+    excerpts = [block for page in PAGES for block in blocks(page, "py")]
+    assert len(excerpts) > 5
+    for line in "".join(excerpts).splitlines():
+        assert line.strip() in lines, f"in no example: {line}"
+
+
+def test_site_builds_and_needs_no_network(tmp_path):
+    """mkdocs --strict: no broken link, no page outside the navigation, nothing to be fetched."""
+    # Not --quiet: that also hides warnings from --strict.
+    command = ["build", "--strict", "--site-dir", str(tmp_path)]
+    env = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", *command],
+        cwd=ROOT, env=env, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    for page in [*tmp_path.glob("*.html"), *tmp_path.glob("*/*.html")]:
+        fetched = re.findall(r'<(?:script|link|img)[^>]*="(https?://[^"]*)"', page.read_text())
+        assert not fetched, f"{page.name} fetches {fetched}"
+    api = (tmp_path / "api.html").read_text()
+    for name in {*gradwire.__all__, "GradwireStrategy", "transformers.attach"} - {"__version__"}:
+        assert re.search(rf'id="gradwire\.([a-z_]+\.)*{name}"', api), f"the API has no {name}"
+    assert "<strong>density</strong>: the share of entries" in api
+    assert (tmp_path / "examples" / "lightning_trainer.html").is_file()

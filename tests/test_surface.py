@@ -25,7 +25,8 @@ import torch
 before = set(sys.modules)
 import gradwire
 new = {m.partition(".")[0] for m in set(sys.modules) - before}
-for heavy in ("triton", "typer", "rich", "matplotlib", "tensorboard", "mlxtend", "numba"):
+for heavy in ("triton", "typer", "rich", "matplotlib", "tensorboard", "mlxtend", "numba",
+              "lightning", "accelerate", "transformers"):
     assert heavy not in new, heavy
 assert not torch.cuda.is_initialized()
 assert not logging.getLogger("gradwire").handlers and not logging.root.handlers

@@ -1,0 +1,131 @@
+"""Transformers: one line after the Trainer is made."""
+
+import functools
+import logging
+from pathlib import Path
+from typing import Any
+
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire import checkpoint
+from gradwire.config import Config, configure
+from gradwire.errors import AttachError, StateError
+from gradwire.integrate import ddp
+from gradwire.integrate.ddp import Wire
+from gradwire.integrate.versions import require
+
+require("transformers")
+require("accelerate")
+
+from transformers import Trainer, TrainerCallback  # noqa: E402
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint  # noqa: E402
+
+log = logging.getLogger("gradwire")
+KEY = "gradwire"
+
+
+def attach(trainer: Trainer, config: Config | None = None, **fields: Any) -> "GradwireCallback":
+    """Compress the gradient exchange of a Transformers Trainer.
+
+        trainer = Trainer(model, args, train_dataset=data)
+        callback = attach(trainer, method="topk", density=0.001)
+        trainer.train()
+
+    The fields are Config's. `callback.wire` is the wire, from the start of `train` on. Every
+    checkpoint-N holds a folder gradwire with every rank's part, which
+    `trainer.train(resume_from_checkpoint=...)` reads, on any number of ranks.
+    """
+    _refuse(trainer)
+    callback = GradwireCallback(trainer, configure(config, fields))
+    trainer.add_callback(callback)
+    # Callbacks are not told where training resumes from.
+    trainer.train = callback.noting_where_from(trainer.train)
+    return callback
+
+
+class GradwireCallback(TrainerCallback):
+    """Attaches when the Trainer has wrapped its model, saves when it saves. Made by `attach`."""
+
+    def __init__(self, trainer: Trainer, config: Config) -> None:
+        self._trainer = trainer
+        self._config = config
+        self._resume: str | bool | None = None
+        self.wire: Wire | None = None
+
+    def noting_where_from(self, train: Any) -> Any:
+        """`train` that notes its first argument."""
+
+        @functools.wraps(train)
+        def noting(resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+            self._resume = resume_from_checkpoint
+            return train(resume_from_checkpoint, *args, **kwargs)
+
+        return noting
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The first call after the model was wrapped and the optimiser restored."""
+        if state.is_hyper_param_search:
+            raise AttachError(
+                "hyperparameter_search is not supported: its trials would share one residual; "
+                "search without gradwire and attach for the training"
+            )
+        model = self._trainer.model_wrapped
+        if not isinstance(getattr(model, "_orig_mod", model), DistributedDataParallel):
+            raise AttachError(
+                f"the Trainer made a {type(model).__name__} of its model, attach needs "
+                f"DistributedDataParallel: start with torchrun, without fsdp or deepspeed"
+            )
+        # `train` called again keeps the wrapped model, and with it the wire and its residuals.
+        if self.wire is None or self.wire.ddp() is not getattr(model, "_orig_mod", model):
+            scaler = self._trainer.accelerator.scaler
+            self.wire = ddp.attach(model, self._config, scaler=scaler)
+        if self._resume:
+            self._load(args.output_dir, state)
+        if not args.save_only_model:
+            state.stateful_callbacks[KEY] = {"args": {}, "attributes": {}}
+
+    def _load(self, output: str, state: Any) -> None:
+        folder = get_last_checkpoint(output) if self._resume is True else str(self._resume)
+        place = Path(str(folder)) / KEY
+        assert self.wire is not None
+        if KEY not in state.stateful_callbacks:
+            if self.wire.steps:
+                raise StateError(
+                    f"{folder} was written without gradwire, and this Trainer has residuals of "
+                    f"{self.wire.steps} steps: make a new Trainer to resume from it"
+                )
+            log.warning("%s was written without gradwire: residuals start at zero", folder)
+            return
+        if not (place / checkpoint.MANIFEST).is_file():
+            raise StateError(
+                f"{folder} was written with gradwire, but {place} is not there: the run was "
+                f"stopped while it saved; resume from an older checkpoint"
+            )
+        checkpoint.load(self.wire, place)
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Every rank's part, beside the optimiser."""
+        if self.wire is not None and not args.save_only_model:
+            name = f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+            checkpoint.save(self.wire, Path(args.output_dir) / name / KEY)
+
+
+def _refuse(trainer: object) -> None:
+    if not isinstance(trainer, Trainer):
+        raise AttachError(
+            f"attach needs a transformers.Trainer, got {type(trainer).__name__}: "
+            f"attach(trainer, density=0.001)"
+        )
+    if any(isinstance(c, GradwireCallback) for c in trainer.callback_handler.callbacks):
+        raise AttachError("this Trainer has a GradwireCallback already: attach once")
+    if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+        which = "DeepSpeed" if trainer.is_deepspeed_enabled else "FSDP"
+        raise AttachError(
+            f"this Trainer uses {which}, attach needs DistributedDataParallel: leave deepspeed and "
+            f"fsdp out of TrainingArguments"
+        )
+    if trainer.args.world_size == 1:
+        raise AttachError(
+            "the Trainer runs one process here, so there is nothing to exchange: start the script "
+            "with torchrun --nproc-per-node 2, or leave attach out"
+        )

@@ -1,0 +1,86 @@
+"""Every trainer's example sends fewer bytes than dense, and resumes bit for bit."""
+
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from gradwire.errors import VersionError
+from gradwire.integrate import versions
+from tests.integrate import trainers
+
+
+def calls(name, folder):
+    """How long the example runs, half of that, and then the rest."""
+    folder = str(folder)
+    whole, half = (8, 4) if name == "transformers_trainer" else (4, 2)
+    length = "steps" if name == "transformers_trainer" else "epochs"
+    last = {
+        "lightning_trainer": f"{folder}/last.ckpt",
+        "accelerate_loop": folder,
+        "transformers_trainer": f"{folder}/checkpoint-4",
+    }[name]
+    return (
+        {"folder": f"{folder}-whole", length: whole},
+        {"folder": folder, length: half},
+        {"folder": folder, length: whole, "resume": last},
+    )
+
+
+@pytest.mark.parametrize("name", ["lightning_trainer", "accelerate_loop", "transformers_trainer"])
+def test_example_sends_less_and_resumes_bit_equal(ranks, tmp_path, name):
+    trainers.import_on(ranks, name.partition("_")[0])
+    whole, half, rest = calls(name, tmp_path / "run")
+    unbroken = ranks.run(2, trainers.run_example, name, whole)
+    resumed = ranks.run(2, trainers.run_example, name, half, rest)
+    assert resumed == unbroken
+    (weights, sent, dense, norm), (weights_1, _, _, norm_1) = unbroken
+    assert weights == weights_1, "replicas differ"
+    assert 0 < sent < dense / 20
+    assert norm > 0
+    assert norm != norm_1, "every rank has a residual of its own, and gets that one back"
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "integrations.md"
+
+
+def table():
+    """Package: (oldest, tested) of the table of tested versions."""
+    rows = [line.split("|") for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    return {row[1].strip(" `"): (row[2].strip(), row[3].strip()) for row in rows}
+
+
+@pytest.mark.parametrize("package", ["torch", "lightning", "accelerate", "transformers"])
+def test_table_of_tested_versions_is_true(package):
+    oldest, tested = table()[package]
+    assert tested == metadata.version(package).partition("+")[0]
+    asked = tomllib.loads((PAGE.parents[1] / "pyproject.toml").read_text())["project"]
+    extras = asked["optional-dependencies"].get(package, [])
+    assert f"{package}>={oldest}" in [*asked["dependencies"], *extras]
+    assert versions.OLDEST.get(package, oldest) == oldest
+
+
+def test_versions_too_old_or_missing_are_refused(monkeypatch):
+    monkeypatch.setattr(metadata, "version", lambda _: "2.5.9")
+    with pytest.raises(VersionError, match=r"lightning 2\.6 or newer, got 2\.5\.9: pip install"):
+        versions.require("lightning")
+    monkeypatch.setattr(metadata, "version", lambda _: "2.10.0rc1")
+    versions.require("lightning")
+
+    def missing(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    with pytest.raises(ImportError, match=r"there is none: pip install 'transformers>=5\.22'"):
+        versions.require("transformers")
+
+
+def test_ray_example():
+    """Compiled always, run where Ray is installed."""
+    source = (trainers.EXAMPLES / "ray_train.py").read_text()
+    code = compile(source, "ray_train.py", "exec")
+    pytest.importorskip("ray", reason="Ray is not installed: its example is only compiled")
+    module = {"__name__": "ray_train"}
+    exec(code, module)
+    assert module["main"](epochs=1)["bytes_sent"] > 0

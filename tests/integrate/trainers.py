@@ -1,0 +1,87 @@
+"""The examples of the trainers, run by the ranks of the pool as torchrun would run them."""
+
+import contextlib
+import gc
+import importlib
+import logging
+import os
+import runpy
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@contextlib.contextmanager
+def launched(rank):
+    """What torchrun sets, and what the trainers keep between runs put back."""
+    world = str(dist.get_world_size())
+    settings = {
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world,
+        "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500",
+        "TORCHELASTIC_RUN_ID": "test", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
+    }  # fmt: skip
+    before = dict(os.environ)
+    os.environ |= settings
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        os.environ.clear()
+        os.environ |= before
+        from accelerate.state import AcceleratorState, GradientState, PartialState
+
+        for state in (AcceleratorState, GradientState, PartialState):
+            state._reset_state()
+        gc.collect()
+
+
+def import_on(ranks, name):
+    """Trainers take long to import: that must not count as the ranks hanging."""
+    ranks.run(2, _import, f"gradwire.integrate.{name}")
+
+
+def _import(rank, name):
+    importlib.import_module(name)
+
+
+def example(name):
+    return runpy.run_path(str(EXAMPLES / f"{name}.py"))
+
+
+def run_example(rank, name, *calls):
+    """Weights, bytes sent and dense, residual norm after the last of these calls of main."""
+    with launched(rank):
+        main = example(name)["main"]
+        for call in calls:
+            model, stats = main(**call)
+        weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+        return weights.numpy().tobytes(), stats.bytes_sent, stats.bytes_dense, stats.residual_norm
+
+
+class Heard(logging.Handler):
+    """What the library says while this is open."""
+
+    def __enter__(self):
+        self.lines = []
+        logging.getLogger("gradwire").addHandler(self)
+        return self.lines
+
+    def emit(self, record):
+        self.lines.append(record.getMessage())
+
+    def __exit__(self, *_):
+        logging.getLogger("gradwire").removeHandler(self)
+
+
+def refusal(function, *args, **kwargs):
+    """The type and the text of the error that a call ends in."""
+    try:
+        function(*args, **kwargs)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
