@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import ExchangeError, StateError
-from gradwire.packing import VERSION, check, restore, settle_saved
+from gradwire.packing import VERSION, check, settle_saved
 
 if TYPE_CHECKING:
     from gradwire.state import State
@@ -57,6 +57,7 @@ def load(state: "State", folder: str | os.PathLike[str]) -> None:
 
     With another number of ranks every rank starts from the mean of the saved residuals and of the
     saved momentum, which leaves nothing out: the mean over the new ranks is the mean over the old.
+    Likewise the weights of local steps; their optimiser and buffers are then rank 0's.
     """
     path = Path(folder)
     manifest = read_manifest(path)
@@ -71,13 +72,13 @@ def load(state: "State", folder: str | os.PathLike[str]) -> None:
         check(state, saved)
         settle_saved(state, saved)
         first = first or saved
-        for what in ("residual", "velocity"):
+        for what in state.averaged:
             for name, tensor in saved[what].items():
                 share = tensor.double() / size
                 mean[what, name] = mean[what, name] + share if (what, name) in mean else share
     for (what, name), tensor in mean.items():
         first[what][name] = tensor.float()
-    restore(state, first)
+    state.restore(first)
 
 
 def read_manifest(path: Path) -> dict[str, Any]:

@@ -35,6 +35,9 @@ class State:
     `model` gives the parameters their names (without it they are numbered as they arrive).
     """
 
+    averaged: tuple[str, ...] = ("residual", "velocity")
+    """Entries of the saved state of which another number of ranks gets the mean."""
+
     def __init__(
         self,
         config: Config | None = None,
@@ -269,3 +272,7 @@ class State:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken, by the same rank of a run of the same size."""
         packing.load_state_dict(self, state)
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Take over what all ranks of another number saved, the mean of `averaged`."""
+        packing.restore(self, saved)
