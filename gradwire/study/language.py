@@ -17,7 +17,7 @@ from gradwire.study.local_crew import LocalCrew
 from gradwire.study.study import Cell, Row, Settings, Table, repeatable
 from gradwire.train.options import Options, resolve
 
-MODEL, WORKERS, LOOKS = "gpt-nano", 4, 10
+MODEL, WORKERS, LOOKS = "gpt-nano", 4, 5
 NAMES = {
     "shakespeare": "tiny shakespeare, letters",
     "wikitext2": "WikiText-2, words",
@@ -45,7 +45,7 @@ def follow(
     text = data.load(options.data, options.data_dir, models.spec(options.model).shape)
     rows: list[Row] = []
     with repeatable(settings), tensor_cores():
-        crew = Crew(options, text) if local is None else LocalCrew(options, text, **local)
+        crew = Crew(options, text) if local is None else LocalCrew(options, text, steps, **local)
         tokens, losses = WORKERS * options.batch * models.spec(options.model).shape[0], []
         dense = 2 * (WORKERS - 1) * 4 * crew.entries
         for step in range(1, steps + 1):

@@ -17,10 +17,14 @@ class LocalCrew(Crew):
     """`options.workers` workers in this process that call `gradwire.local_steps`.
 
     Seeds, order of examples and inner steps are a Crew's; `local` are local_steps' arguments.
+    With `flush` the last of `total` steps sends everything.
     """
 
-    def __init__(self, options: Options, data: Data, **local: Any) -> None:
+    def __init__(
+        self, options: Options, data: Data, total: int, *, flush: bool = False, **local: Any
+    ) -> None:
         super().__init__(options, data)
+        self._flush_at = total - 1 if flush else -1
         network = {**options.size, **data.network}
         more = [models.build(options.model, **network) for _ in self.shards[1:]]
         self.models = [self.model, *(m.to(self.device) for m in more)]
@@ -59,5 +63,7 @@ class LocalCrew(Crew):
         if self.options.clip:
             nn.utils.clip_grad_norm_(model.parameters(), self.options.clip)
         optimizer.step()
+        if self.steps == self._flush_at:
+            self.locals[rank].flush()
         self.locals[rank].step()
         return loss.detach()

@@ -6,17 +6,20 @@ from typing import Any
 from gradwire.study.language import by_data, chart, follow, gap, options_of, table
 from gradwire.study.study import Cell, Page, Row, Settings, Study, listed
 
-EVERY, STEPS, SMALL_STEPS = 30, 1500, 150
+EVERY, STEPS, SMALL_STEPS = 30, 3000, 150
 WHOLE: dict[str, Any] = {"every": EVERY, "method": "dense", "values": "fp32", "indices": "int32"}
-SPARSE: dict[str, Any] = {"every": EVERY, "density": 0.08}
+SPARSE: dict[str, Any] = {"every": EVERY, "density": 0.1, "indices": "auto"}
 RECIPES: dict[str, dict[str, Any] | None] = {
     "dense": None,
-    "8 % int4, average": SPARSE | {"outer": "average"},
-    "8 % int4, Nesterov": SPARSE | {"outer": "nesterov"},
+    "10 %, Nesterov 0.5": SPARSE | {"outer": "nesterov", "outer_lr": 1.0, "outer_momentum": 0.5},
+    "10 %, average": SPARSE | {"outer": "average"},
     "all, average": WHOLE | {"outer": "average"},
-    "all, Nesterov": WHOLE | {"outer": "nesterov"},
+    "randk 23 %, average": SPARSE | {"method": "randk", "density": 0.23, "outer": "average"},
+    "6 %, average, flush": SPARSE | {"density": 0.06, "outer": "average", "flush": True},
+    "10 %, Nesterov 0.9": SPARSE | {"outer": "nesterov"},
 }
-"""dense is AdamW with a dense all-reduce at every step; the others are local_steps' arguments."""
+"""dense is AdamW with a dense all-reduce at every step; the others are local_steps' arguments,
+and whether the last exchange sends what is left."""
 
 TARGET_BYTES, TARGET_LOSS = 500, 0.02
 

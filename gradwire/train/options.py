@@ -125,7 +125,8 @@ class Options:
         if self.optimizer == "sgd":
             return SGD(parameters, **given, **({} if self.momentum_correction else self._momentum))
         beta1 = 0.0 if self.momentum_correction else self.momentum
-        return AdamW(parameters, **given, betas=(beta1, self.beta2), eps=self.eps)
+        fused = self.device == "cuda"
+        return AdamW(parameters, **given, betas=(beta1, self.beta2), eps=self.eps, fused=fused)
 
     def against(self, name: str) -> "Options":
         """The same run with another "method" or "method/exchange"."""
