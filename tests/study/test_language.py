@@ -40,6 +40,7 @@ def test_every_cell_has_its_run():
         for settings in (SMALL, Settings(data_dir="x")):
             cells = study.cells(settings)
             assert {cell["recipe"] for cell in cells} == set(names)
+            assert all(not settings.small or cell["data"] == "phrases" for cell in cells)
 
 
 @pytest.mark.parametrize("name", ["flush", "adam"])
