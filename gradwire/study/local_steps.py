@@ -12,11 +12,11 @@ SPARSE: dict[str, Any] = {"every": EVERY, "density": 0.1, "indices": "auto"}
 RECIPES: dict[str, dict[str, Any] | None] = {
     "dense": None,
     "10 %, Nesterov 0.5": SPARSE | {"outer": "nesterov", "outer_lr": 1.0, "outer_momentum": 0.5},
+    "10 %, Nesterov 0.9": SPARSE | {"outer": "nesterov"},
     "10 %, average": SPARSE | {"outer": "average"},
     "all, average": WHOLE | {"outer": "average"},
-    "randk 23 %, average": SPARSE | {"method": "randk", "density": 0.23, "outer": "average"},
+    "all, Nesterov 0.9": WHOLE | {"outer": "nesterov"},
     "6 %, average, flush": SPARSE | {"density": 0.06, "outer": "average", "flush": True},
-    "10 %, Nesterov 0.9": SPARSE | {"outer": "nesterov"},
 }
 """dense is AdamW with a dense all-reduce at every step; the others are local_steps' arguments,
 and whether the last exchange sends what is left."""

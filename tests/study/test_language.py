@@ -57,7 +57,8 @@ def test_a_run_gives_a_row_a_look(name, monkeypatch):
     if name == "flush":
         half = found[0]["bytes"]
         assert half < found[0]["dense"] / 50
-        assert found[1]["bytes"] == half + 24 * found[0]["d"], "the last exchange sends everything"
+        everything = (found[1]["bytes"] - half) / (24 * found[0]["d"])
+        assert 1 <= everything < 1.02, "the last exchange sends all, slots padded"
     else:
         assert found[1]["bytes"] == 2 * found[0]["bytes"] < found[1]["dense"] / 10
-    assert found[1]["test"] < found[0]["test"] < 5.5
+    assert all(3 < row["test"] < 5.5 for row in found)
