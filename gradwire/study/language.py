@@ -13,6 +13,7 @@ from gradwire.report.chart import GREY, Chart, Line
 from gradwire.report.outcome import size
 from gradwire.study.convergence import rate
 from gradwire.study.crew import Crew
+from gradwire.study.graphs import graph_passes
 from gradwire.study.local_crew import LocalCrew
 from gradwire.study.study import Cell, Row, Settings, Table, repeatable
 from gradwire.train.options import Options, resolve
@@ -46,7 +47,10 @@ def follow(
     rows: list[Row] = []
     with repeatable(settings), tensor_cores():
         crew = Crew(options, text) if local is None else LocalCrew(options, text, steps, **local)
-        tokens, losses = WORKERS * options.batch * models.spec(options.model).shape[0], []
+        batch = (options.batch, models.spec(options.model).shape[0])
+        for model in crew.replicas:
+            graph_passes(model, batch, crew.device)
+        tokens, losses = WORKERS * math.prod(batch), []
         dense = 2 * (WORKERS - 1) * 4 * crew.entries
         for step in range(1, steps + 1):
             losses.append(crew.step(options.lr * rate((step - 1) / steps)))

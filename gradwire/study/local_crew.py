@@ -38,6 +38,11 @@ class LocalCrew(Crew):
         return local_steps(self.models[rank], self.optimizers[rank], group=group, **local)
 
     @property
+    def replicas(self) -> list[nn.Module]:
+        """A copy of the network for each worker."""
+        return self.models
+
+    @property
     def bytes_sent(self) -> int:
         """What all workers have sent so far."""
         return sum(group.bytes_sent for group in self.ranks.groups)
