@@ -20,8 +20,9 @@ from gradwire.names import parameter_names
 from gradwire.state import State
 from gradwire.stats import Stats
 
-OUTER = {"nesterov": (0.7, 0.9), "average": (1.0, 0.0)}
-"""Outer learning rate and momentum; Nesterov's are those of DiLoCo (Douillard et al. 2023)."""
+OUTER = {"nesterov": (1.0, 0.5), "average": (1.0, 0.0)}
+"""Outer learning rate and momentum. DiLoCo (Douillard et al. 2023) has Nesterov's 0.7 and 0.9, for
+differences that are sent whole; what comes late already acts like momentum."""
 
 DEFAULTS = {"method": "chunked", "density": 0.05, "values": "int4", "indices": "packed"}
 
@@ -206,7 +207,7 @@ def local_steps(
 
     Every rank trains the plain `model` with its own `optimizer`, any; after `every` steps the
     difference of weights is compressed with error feedback and averaged, and is the gradient of
-    an outer step: `outer` is "nesterov" (lr 0.7, momentum 0.9) or "average" (the mean, as far as
+    an outer step: `outer` is "nesterov" (lr 1, momentum 0.5) or "average" (the mean, as far as
     it was sent), `outer_lr` and `outer_momentum` change these. The fields are Config's; method
     "chunked", density 0.05, values "int4" and indices "packed" are what this function changes in
     them. A collective call: ranks start from rank 0's weights. `group` are the ranks: a process

@@ -6,17 +6,20 @@ from typing import Any
 from gradwire.study.language import by_data, chart, follow, gap, options_of, table
 from gradwire.study.study import Cell, Page, Row, Settings, Study, listed
 
-EVERY, STEPS, SMALL_STEPS = 30, 3000, 150
-WHOLE: dict[str, Any] = {"every": EVERY, "method": "dense", "values": "fp32", "indices": "int32"}
-SPARSE: dict[str, Any] = {"every": EVERY, "density": 0.1, "indices": "auto"}
+EVERY, STEPS, SMALL_STEPS = 30, 1500, 150
+MEAN: dict[str, Any] = {"every": EVERY, "outer": "average"}
+NESTEROV: dict[str, Any] = {"every": EVERY, "outer": "nesterov", "outer_lr": 1.0}
+SPARSE: dict[str, Any] = {"density": 0.1, "indices": "auto"}
+WHOLE: dict[str, Any] = {"method": "dense", "values": "fp32", "indices": "int32"}
 RECIPES: dict[str, dict[str, Any] | None] = {
     "dense": None,
-    "10 %, Nesterov 0.5": SPARSE | {"outer": "nesterov", "outer_lr": 1.0, "outer_momentum": 0.5},
-    "10 %, Nesterov 0.9": SPARSE | {"outer": "nesterov"},
-    "10 %, average": SPARSE | {"outer": "average"},
-    "all, average": WHOLE | {"outer": "average"},
-    "all, Nesterov 0.9": WHOLE | {"outer": "nesterov"},
-    "6 %, average, flush": SPARSE | {"density": 0.06, "outer": "average", "flush": True},
+    "10 %, Nesterov 0.5": SPARSE | NESTEROV | {"outer_momentum": 0.5},
+    "5 %, Nesterov 0.5, flush": SPARSE
+    | NESTEROV
+    | {"outer_momentum": 0.5, "density": 0.05, "flush": True},
+    "10 %, Nesterov 0.3": SPARSE | NESTEROV | {"outer_momentum": 0.3},
+    "10 %, average": SPARSE | MEAN,
+    "all, average": WHOLE | MEAN,
 }
 """dense is AdamW with a dense all-reduce at every step; the others are local_steps' arguments,
 and whether the last exchange sends what is left."""

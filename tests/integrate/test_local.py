@@ -90,7 +90,8 @@ def test_every_step_of_sgd_and_everything_sent_is_data_parallel_sgd():
 
 
 def test_the_outer_step_is_torchs_nesterov():
-    workers, run = crew(2, method="dense", values="fp32", outer="nesterov")
+    diloco = {"outer_lr": 0.7, "outer_momentum": 0.9}
+    workers, run = crew(2, method="dense", values="fp32", outer="nesterov", **diloco)
     x = [p.detach().clone() for p in workers[0].model.parameters()]
     sgd = torch.optim.SGD(x, lr=0.7, momentum=0.9, nesterov=True)
     for _ in range(3):
