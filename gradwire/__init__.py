@@ -12,6 +12,7 @@ from gradwire.checkpoint import load, save
 from gradwire.cluster.local import VirtualCluster
 from gradwire.config import Config
 from gradwire.integrate.ddp import attach, ddp_hook
+from gradwire.integrate.local import local_steps
 from gradwire.integrate.loop import average
 from gradwire.state import State
 from gradwire.types import Sparse
@@ -31,5 +32,6 @@ __all__ = [
     "compress",
     "ddp_hook",
     "load",
+    "local_steps",
     "save",
 ]

@@ -20,7 +20,7 @@ from torch import Tensor
 from gradwire.cluster.gossip import fail_together, gather_words
 from gradwire.errors import ExchangeError, StateError, one_line
 from gradwire.files import replace
-from gradwire.packing import check, check_rank, restore, resume, settle_saved
+from gradwire.packing import check, check_rank, settle_saved
 
 if TYPE_CHECKING:
     from gradwire.state import State
@@ -78,7 +78,8 @@ def load(state: "State", folder: str | os.PathLike[str]) -> None:
     Everything is checked before anything is changed, and what is wrong on one rank is an error on
     every rank. With another number of ranks every rank starts from the mean of the saved residuals
     and of the saved momentum, which leaves nothing out: the mean over the new ranks is the mean
-    over the old; likewise the replicas of a sharded model, whose number of shards may change too.
+    over the old; likewise the replicas of a sharded model, whose number of shards may change too,
+    and the weights of local steps, whose optimiser and buffers are then rank 0's.
     """
     if not state.opened:
         raise StateError("load after attach, or after a step: the parameters are not known yet")
@@ -101,7 +102,7 @@ def load(state: "State", folder: str | os.PathLike[str]) -> None:
     fail_together(state.group, failure, StateError, state.device)
     _compare_seals(state, path, manifest["sha256"])
     if mine:
-        resume(state, mine)
+        state.load_state_dict(mine)
     else:
         _merge(state, path, manifest["parts"])
 
@@ -129,13 +130,13 @@ def _merge(state: "State", path: Path, parts: Sequence[Mapping[str, str]]) -> No
         saved = _read(path, part)
         settle_saved(state, saved)
         first = first or saved
-        for what in ("residual", "velocity"):
+        for what in state.averaged:
             for name, tensor in saved[what].items():
                 share = tensor.double() / len(parts)
                 mean[what, name] = mean[what, name] + share if (what, name) in mean else share
     for (what, name), tensor in mean.items():
         first[what][name] = tensor.float()
-    restore(state, first)
+    state.restore(first)
 
 
 def _compare_seals(state: "State", path: Path, seal: str) -> None:

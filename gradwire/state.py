@@ -37,6 +37,8 @@ class State:
 
     sharded = False
     """Whether the model's parameters are spread over ranks."""
+    averaged: tuple[str, ...] = ("residual", "velocity")
+    """Entries of the saved state of which another number of ranks gets the mean."""
 
     def __init__(
         self,
@@ -280,3 +282,7 @@ class State:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken, by the same rank of a run of the same size."""
         packing.load_state_dict(self, state)
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Take over what all ranks of another number saved, the mean of `averaged`."""
+        packing.restore(self, saved)

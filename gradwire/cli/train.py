@@ -34,7 +34,10 @@ def train(
     batch: opt.Batch = None,
     lr: opt.Lr = None,
     lr_drop: opt.LrDrop = None,
+    optimizer: opt.Optimizer = None,
     momentum: opt.Momentum = None,
+    beta2: opt.Beta2 = None,
+    eps: opt.Eps = None,
     nesterov: opt.Nesterov = None,
     weight_decay: opt.WeightDecay = None,
     clip: opt.Clip = None,
@@ -74,6 +77,7 @@ def train(
     given: dict[str, Any] = {
         "model": model, "data": data, "data_dir": _absolute(data_dir), "epochs": epochs,
         "batch": batch, "lr": lr, "lr_drop": _numbers("--lr-drop", lr_drop, int),
+        "optimizer": optimizer, "beta2": beta2, "eps": eps,
         "momentum": momentum, "nesterov": nesterov, "momentum_correction": momentum_correction,
         "masking": masking, "clip": clip, "local_clip": local_clip, "weight_decay": weight_decay,
         "seed": seed, "method": method, "density": density, "exchange": exchange, "values": values,

@@ -7,7 +7,7 @@ import typer
 
 from gradwire.data import READERS
 from gradwire.models import MODELS, TRAINABLE
-from gradwire.train.options import Options
+from gradwire.train.options import OPTIMIZERS, Options
 
 WHAT, HOW, WORK, KEEP = "What to train", "Compression", "Workers", "Run folder"
 
@@ -60,7 +60,7 @@ Clip = Annotated[
         "--clip",
         panel=WHAT,
         help="Largest norm of the averaged gradient, 0 for any. Default: lstm-ptb 0.25, "
-        "lstm-an4 400, others 0.",
+        "lstm-an4 400, gpt-nano 1, others 0.",
     ),
 ]
 Epochs = Annotated[
@@ -98,15 +98,36 @@ LrDrop = Annotated[
         help="Divide the learning rate by ten after each of these epochs.",
     ),
 ]
+Optimizer = Annotated[
+    str | None,
+    option(
+        "--optimizer",
+        panel=WHAT,
+        help=f"{' or '.join(OPTIMIZERS)}. Default: the model's, adamw for gpt-nano.",
+    ),
+]
 Momentum = Annotated[
-    float | None, option("--momentum", panel=WHAT, default=Options.momentum, help="SGD's momentum.")
+    float | None,
+    option(
+        "--momentum",
+        panel=WHAT,
+        default=Options.momentum,
+        help="SGD's momentum, AdamW's beta1.",
+    ),
+]
+Beta2 = Annotated[
+    float | None,
+    option("--beta2", panel=WHAT, default=Options.beta2, help="AdamW's second beta."),
+]
+Eps = Annotated[
+    float | None, option("--eps", panel=WHAT, default=Options.eps, help="AdamW's epsilon.")
 ]
 Nesterov = Annotated[
     bool | None, option("--nesterov", panel=WHAT, help="Nesterov's momentum instead of the usual.")
 ]
 WeightDecay = Annotated[
     float | None,
-    option("--weight-decay", panel=WHAT, default=Options.weight_decay, help="SGD's weight decay."),
+    option("--weight-decay", panel=WHAT, default=Options.weight_decay, help="The optimiser's."),
 ]
 Seed = Annotated[
     int | None,
@@ -213,7 +234,7 @@ MomentumCorrection = Annotated[
         "--momentum-correction",
         panel=HOW,
         help="Apply --momentum to each worker's gradients before they are chosen (Deep Gradient "
-        "Compression), and none in SGD.",
+        "Compression), and none in the optimiser.",
     ),
 ]
 Masking = Annotated[

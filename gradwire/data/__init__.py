@@ -11,6 +11,7 @@ from gradwire.data.an4 import load_an4
 from gradwire.data.cifar10 import load_cifar10
 from gradwire.data.dataset import DataError, Dataset
 from gradwire.data.digits import load_digits
+from gradwire.data.letters import load_letters
 from gradwire.data.mnist import load_mnist
 from gradwire.data.phrases import load_phrases
 from gradwire.data.shard import Shard, mix
@@ -57,6 +58,7 @@ READERS: dict[str, Callable[[Path, Any], Data]] = {
     "cifar10": lambda folder, shape: _shaped(load_cifar10(folder), shape),
     "ptb": lambda folder, shape: load_text("ptb", folder, *shape),
     "wikitext2": lambda folder, shape: load_text("wikitext2", folder, *shape),
+    "shakespeare": lambda folder, shape: load_letters(folder, *shape),
     "an4": lambda folder, shape: load_an4(folder),
 }
 

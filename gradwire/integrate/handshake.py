@@ -23,17 +23,19 @@ def meet(
     config: Config,
     slots: Sequence[Slot],
     device: torch.device,
+    more: Mapping[str, Any] | None = None,
 ) -> DistributedGroup:
     """A communicator of our own over the ranks of `process_group`, after comparing what they hold.
 
-    A collective call. Its own communicator, because sharing DDP's would mix up the order.
+    A collective call; `more` is compared too. Its own communicator, because sharing DDP's would mix
+    up the order.
     """
     ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
     everyone = len(ranks) == dist.get_world_size()
     timeout = timedelta(seconds=config.timeout)
     own = dist.new_group(ranks, timeout=timeout, use_local_synchronization=not everyone)
     group = DistributedGroup(own, device, timeout)
-    fields = config.asdict()
+    fields = config.asdict() | dict(more or {})
     fields["parameters"] = [[s.name, list(s.shape), str(s.dtype), s.unit] for s in slots]
     compare(group, fields)
     group.bytes_sent = group.rounds = 0

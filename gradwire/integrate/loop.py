@@ -50,7 +50,14 @@ def _open(named: dict[str, Tensor], state: State) -> None:
     for name, tensor in named.items():
         if tensor.dtype not in DTYPES:
             raise ConfigError(f"{name} is {tensor.dtype}: use fp32, bf16 or fp16")
-    slots = [
+    slots = slots_of(named)
+    device = next(iter(named.values())).device
+    state.open(slots, device, meet(state.process_group, state.config, slots, device))
+
+
+def slots_of(named: Mapping[str, Tensor]) -> list[Slot]:
+    """A slot for each tensor, in the memory order of a contiguous one."""
+    return [
         Slot(
             name,
             tuple(t.shape),
@@ -61,8 +68,6 @@ def _open(named: dict[str, Tensor], state: State) -> None:
         )
         for name, t in named.items()
     ]
-    device = next(iter(named.values())).device
-    state.open(slots, device, meet(state.process_group, state.config, slots, device))
 
 
 def _check(named: dict[str, Tensor], state: State) -> None:

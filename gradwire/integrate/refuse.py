@@ -5,6 +5,7 @@ import sys
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from gradwire.errors import AttachError
 
@@ -69,6 +70,37 @@ def refuse_unsupported(ddp: DistributedDataParallel) -> None:
             raise AttachError(
                 f"{name} is {parameter.dtype}; residuals are fp32: use fp32, bf16, fp16"
             )
+
+
+def refuse_for_local_steps(model: object, optimizer: object) -> None:
+    """Raises AttachError for a model or an optimiser that local steps cannot serve."""
+    if not isinstance(model, nn.Module):
+        raise AttachError(f"local_steps needs a torch.nn.Module, got {type(model).__name__}")
+    if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
+        raise AttachError(
+            "local_steps got a DistributedDataParallel model, which averages every step: pass the "
+            "plain model"
+        )
+    if not isinstance(optimizer, Optimizer):
+        raise AttachError(
+            f"local_steps needs the torch optimiser of the inner steps, got "
+            f"{type(optimizer).__name__}"
+        )
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    if not trained:
+        raise AttachError("the model has no parameter that needs a gradient")
+    for name, parameter in trained.items():
+        sharded = hasattr(parameter, "placements")
+        if sharded or parameter.dtype not in DTYPES:
+            kind = "sharded" if sharded else str(parameter.dtype)
+            raise AttachError(f"{name} is {kind}: local_steps takes whole fp32, bf16 or fp16 ones")
+    if len({p.device for p in trained.values()}) > 1:
+        raise AttachError("the parameters are on several devices; a replica must be on one")
+    known = {id(p) for p in model.parameters()}
+    if any(id(p) not in known for group in optimizer.param_groups for p in group["params"]):
+        raise AttachError(
+            "the optimiser has a parameter that the model has not: it would never be averaged"
+        )
 
 
 def refuse_shrinking_join(ddp: DistributedDataParallel | None) -> None:

@@ -11,6 +11,7 @@ from gradwire.errors import unknown
 from gradwire.models import (
     alexnet,
     fnn3,
+    gpt,
     inception_v4,
     lenet5,
     lstm_an4,
@@ -30,13 +31,14 @@ MODELS: dict[str, ModelSpec] = {
         vgg16.CIFAR,
         lstm_ptb.SPEC,
         lstm_an4.SPEC,
+        gpt.SPEC,
         alexnet.SPEC,
         vgg16.IMAGENET,
         resnet50.SPEC,
         inception_v4.SPEC,
     )
 }
-"""Table 1 of Shi et al. (2019), then Table 2, whose networks have no data set here."""
+"""Table 1 of Shi et al. (2019), a small GPT, then Table 2, whose networks have no data set here."""
 
 TRAINABLE = tuple(name for name, spec in MODELS.items() if spec.task)
 

@@ -27,6 +27,7 @@ class ModelSpec:
     clip: float = 0.0
     task: str = "classify"
     data: tuple[str, ...] = ()
+    optimizer: str = "sgd"
     embedded: "Embedded | None" = None
 
     def build(self, **kw: object) -> nn.Module:

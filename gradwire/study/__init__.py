@@ -1,11 +1,11 @@
-"""The papers' figures and tables, one file each."""
+"""The papers' figures and tables, one file each; and what they leave open."""
 
-from gradwire.study import bounds, buildup, convergence, distributions, operators
+from gradwire.study import adam, bounds, buildup, convergence, distributions, local_steps, operators
 from gradwire.study.study import Page, Settings, Study
 
 STUDIES: dict[str, Study] = {
     module.STUDY.name: module.STUDY
-    for module in (distributions, bounds, operators, convergence, buildup)
+    for module in (distributions, bounds, operators, convergence, buildup, local_steps, adam)
 }
 
 __all__ = ["STUDIES", "Page", "Settings", "Study"]

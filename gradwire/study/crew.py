@@ -32,12 +32,7 @@ class Crew:
         network = {**options.size, **data.network}
         self.model = models.build(options.model, **network).to(self.device)
         self.parameters = list(self.model.parameters())
-        self.optimizer = torch.optim.SGD(
-            self.parameters,
-            lr=options.lr,
-            momentum=options.momentum,
-            weight_decay=options.weight_decay,
-        )
+        self.optimizer = options.make_optimizer(self.parameters)
         self.cluster = VirtualCluster(options.workers, options.config())
         self.entries = sum(p.numel() for p in self.parameters)
         self.steps = 0
@@ -52,6 +47,11 @@ class Crew:
         """A crew on the data that the options name, which are read once."""
         shape = models.spec(options.model).shape
         return cls(options, _load(options.data, options.data_dir, shape))
+
+    @property
+    def replicas(self) -> list[nn.Module]:
+        """The copies of the network."""
+        return [self.model]
 
     @property
     def epoch_steps(self) -> int:

@@ -2,11 +2,13 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
 import torch
+from torch import Tensor
+from torch.optim import SGD, AdamW, Optimizer
 
 from gradwire import models
 from gradwire.config import Config
@@ -15,6 +17,7 @@ from gradwire.errors import ConfigError, unknown
 from gradwire.options import options_of, parse_options, resolve_names
 from gradwire.train.task import TASKS, Task
 
+OPTIMIZERS = ("sgd", "adamw")
 FREE = ("workers", "epochs", "data_dir")
 """What a resumed run may change; anything else would make it another run."""
 
@@ -43,7 +46,10 @@ class Options:
     epochs: int
     batch: int
     lr: float
+    optimizer: str = ""
     momentum: float = 0.9
+    beta2: float = 0.99
+    eps: float = 1e-8
     nesterov: bool = False
     weight_decay: float = 0.0
     clip: float = 0.0
@@ -56,6 +62,8 @@ class Options:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "data", self._data())
+        optimizer = self.optimizer or models.spec(self.model).optimizer
+        object.__setattr__(self, "optimizer", optimizer)
         config = self.config()
         for name in ("method", "exchange"):
             object.__setattr__(self, name, getattr(config, name))
@@ -67,6 +75,7 @@ class Options:
             raise ConfigError(f"lr must be above 0, got {self.lr}.")
         if self.momentum >= 1:
             raise ConfigError(f"momentum must be in [0, 1), got {self.momentum}.")
+        self._check_optimizer()
         if self.nesterov and not self.momentum:
             raise ConfigError("nesterov needs a momentum above 0, got 0.")
         if not self.masking and not self.momentum_correction:
@@ -100,10 +109,24 @@ class Options:
     def _momentum(self) -> dict[str, Any]:
         return {"momentum": self.momentum, "nesterov": self.nesterov}
 
-    @property
-    def sgd_momentum(self) -> dict[str, Any]:
-        """SGD's share: nothing when the momentum is in the gradients."""
-        return {} if self.momentum_correction else self._momentum
+    def _check_optimizer(self) -> None:
+        if self.optimizer not in OPTIMIZERS:
+            raise unknown("optimizer", self.optimizer, OPTIMIZERS)
+        if not 0 <= self.beta2 < 1:
+            raise ConfigError(f"beta2 must be in [0, 1), got {self.beta2}.")
+        if not 0 < self.eps < math.inf:
+            raise ConfigError(f"eps must be above 0, got {self.eps}.")
+        if self.nesterov and self.optimizer != "sgd" and not self.momentum_correction:
+            raise ConfigError("nesterov is for optimizer sgd, or with momentum_correction.")
+
+    def make_optimizer(self, parameters: Iterable[Tensor]) -> Optimizer:
+        """SGD or AdamW, without momentum (beta1 = 0) where that is in the gradients."""
+        given: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay}
+        if self.optimizer == "sgd":
+            return SGD(parameters, **given, **({} if self.momentum_correction else self._momentum))
+        beta1 = 0.0 if self.momentum_correction else self.momentum
+        fused = self.device == "cuda"
+        return AdamW(parameters, **given, betas=(beta1, self.beta2), eps=self.eps, fused=fused)
 
     def against(self, name: str) -> "Options":
         """The same run with another "method" or "method/exchange"."""

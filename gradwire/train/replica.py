@@ -18,7 +18,7 @@ from gradwire.train.place import Place
 
 
 class Replica:
-    """The model under DDP, SGD, and gradwire attached (collective).
+    """The model under DDP, its optimiser, and gradwire attached (collective).
 
     `network` are keywords of the model's function. `saved` is a checkpoint's content, from
     `folder`; without it the weights come from the seed.
@@ -40,12 +40,7 @@ class Replica:
                 model.load_state_dict(saved["model"])
         ids = [place.device.index] if place.device.type == "cuda" else None
         self.ddp = DistributedDataParallel(model, device_ids=ids)
-        self.optimizer = torch.optim.SGD(
-            self.ddp.parameters(),
-            lr=options.lr,
-            weight_decay=options.weight_decay,
-            **options.sgd_momentum,
-        )
+        self.optimizer = options.make_optimizer(self.ddp.parameters())
         self.wire = gradwire.attach(self.ddp, options.config())
         if saved is not None:
             with checkpoint.fitting(folder):

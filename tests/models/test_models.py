@@ -16,6 +16,7 @@ COUNTS = {
     "vgg16-cifar": 14_728_266,
     "lstm-ptb": 66_034_000,
     "lstm-an4": 27_569_568,
+    "gpt-nano": 10_745_088,
     "alexnet": 61_100_840,
     "vgg16": 138_357_544,
     "resnet50": 25_557_032,
@@ -93,6 +94,28 @@ def test_lstm_ptb_weights_are_uniform():
     model = build("lstm-ptb", words=50)
     assert all(p.abs().max() <= 0.04 for p in model.parameters())
     assert model.lstm.weight_hh_l1.std().item() == pytest.approx(0.04 / math.sqrt(3), rel=0.02)
+
+
+def test_gpt_does_not_look_ahead_and_knows_places():
+    model = small("gpt-nano", words=9).eval()
+    tokens = torch.randint(0, 9, (2, 12))
+    scores = model(tokens)
+    assert scores.shape == (2, 12, 9)
+    changed = tokens.clone()
+    changed[:, 7:] = (changed[:, 7:] + 1) % 9
+    again = model(changed)
+    torch.testing.assert_close(again[:, :7], scores[:, :7])
+    assert not torch.allclose(again[:, 7:], scores[:, 7:])
+    same = model(torch.full((1, 3), 4))
+    assert not torch.allclose(same[:, 0], same[:, 1])
+
+
+def test_gpt_branches_end_small():
+    model = build("gpt-nano")
+    block = model.blocks[0]
+    assert block.widen.weight.std().item() == pytest.approx(0.02, rel=0.02)
+    for end in (block.project, block.attention.project):
+        assert end.weight.std().item() == pytest.approx(0.02 / math.sqrt(12), rel=0.02)
 
 
 def test_lstm_an4_gates_are_xavier():

@@ -1,4 +1,5 @@
 import pytest
+import torch
 
 from gradwire.errors import ConfigError
 from gradwire.models import spec
@@ -38,6 +39,10 @@ def test_a_method_may_name_its_exchange():
         ({"lr": float("nan")}, "lr must be above 0"),
         ({"momentum": 1.0}, r"momentum must be in \[0, 1\)"),
         ({"nesterov": True, "momentum": 0.0}, "nesterov needs a momentum above 0"),
+        ({"optimizer": "adam"}, "unknown optimizer 'adam'. Did you mean 'adamw'"),
+        ({"nesterov": True, "optimizer": "adamw"}, "nesterov is for optimizer sgd"),
+        ({"beta2": 1.0}, r"beta2 must be in \[0, 1\), got 1.0"),
+        ({"eps": 0.0}, "eps must be above 0, got 0.0"),
         ({"masking": False}, "masking can only be left out with momentum_correction"),
         ({"clip": -1.0}, "clip must be at least 0, got -1.0"),
         ({"local_clip": -1.0}, "clip must be a number of at least 0"),
@@ -50,6 +55,24 @@ def test_a_method_may_name_its_exchange():
 def test_what_cannot_work_is_refused_by_name(given, words):
     with pytest.raises(ConfigError, match=words):
         resolve(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "values"),
+    [
+        ({}, "SGD", {"momentum": 0.9, "nesterov": False}),
+        ({"momentum_correction": True}, "SGD", {"momentum": 0}),
+        ({"optimizer": "adamw", "beta2": 0.9}, "AdamW", {"betas": (0.9, 0.9), "eps": 1e-8}),
+        ({"model": "gpt-nano", "eps": 1e-4}, "AdamW", {"betas": (0.9, 0.99), "eps": 1e-4}),
+        ({"model": "gpt-nano", "momentum_correction": True}, "AdamW", {"betas": (0.0, 0.99)}),
+    ],
+)
+def test_the_optimiser(given, kind, values):
+    """Momentum correction takes the place of the optimiser's momentum."""
+    made = resolve(given | {"lr": 0.5, "weight_decay": 0.1}).make_optimizer([torch.zeros(1)])
+    assert type(made).__name__ == kind
+    for name, value in (values | {"lr": 0.5, "weight_decay": 0.1}).items():
+        assert made.defaults[name] == value
 
 
 def test_torchruns_ranks_are_the_workers():
@@ -106,16 +129,21 @@ def test_a_comparison_keeps_the_options_that_the_other_has():
 def test_momentum_is_in_sgd_or_in_the_gradients():
     plain = resolve({"momentum": 0.8, "nesterov": True})
     assert (plain.config().momentum, plain.config().nesterov) == (0.0, False)
-    assert plain.sgd_momentum == {"momentum": 0.8, "nesterov": True}
+    assert _momentum(plain) == (0.8, True)
     given = {"momentum": 0.8, "nesterov": True, "momentum_correction": True, "local_clip": 2.0}
     ours = resolve(given | {"masking": False})
     config = ours.config()
     assert (config.momentum, config.nesterov, config.masking, config.clip) == (0.8, True, False, 2)
-    assert ours.sgd_momentum == {}
+    assert _momentum(ours) == (0, False)
     assert ours.title.endswith("momentum correction")
     dense = ours.against("dense")
-    assert dense.sgd_momentum == plain.sgd_momentum
+    assert _momentum(dense) == (0.8, True)
     assert (dense.config().momentum, dense.config().clip) == (0, 0)
+
+
+def _momentum(options):
+    made = options.make_optimizer([torch.zeros(1)]).defaults
+    return made["momentum"], made["nesterov"]
 
 
 def test_the_learning_rate_drops_after_each_of_the_epochs():

@@ -39,6 +39,16 @@ def test_a_run_in_parts_ends_with_the_same_bits(broken_off):
     assert parts[0]["parameters_sha256"] != whole["parameters_sha256"]
 
 
+def test_a_run_of_adamw_in_parts_too(files, tmp_path):
+    run = jobs.options(files, optimizer="adamw", lr=0.002, epochs=2)
+    for name in ("whole", "parts", "begun"):
+        write_config(tmp_path / name, run)
+    whole, parts, _ = launch(jobs.whole_and_in_parts, run, tmp_path, workers=2)
+    assert [part["steps"] for part in parts] == [4, 13, 16]
+    assert parts[-1]["parameters_sha256"] == whole["parameters_sha256"]
+    assert whole["replicas_identical"] is True
+
+
 def test_a_run_in_parts_has_the_same_metrics(broken_off):
     folder, _ = broken_off
 
