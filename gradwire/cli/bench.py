@@ -1,6 +1,7 @@
 """`gradwire bench ...`."""
 
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -159,6 +160,55 @@ def exchange(
         console.print(exchange_table(rows))
     if plot_file is not None:
         plot_exchange(rows, plot_file)
+
+
+@bench_app.command()
+def step(
+    model: str = typer.Option("resnet20", help="A network of gradwire.models."),
+    ranks: int = typer.Option(4, help="Ranks; under torchrun they are there already."),
+    link: str = typer.Option("", help="100mbit, 1gbit, 10gbit: in the lab; else on loopback."),
+    methods: str = typer.Option(
+        "noop,dense,topk",
+        help="With commas, noop first. PyTorch's: noop, dense, bf16, powersgd-1, -2, -4, -8. "
+        "Ours: METHOD or METHOD/EXCHANGE, e.g. topk/union, topk:bundle_mb=100.",
+    ),
+    density: float = typer.Option(0.001, help="The share that is sent."),
+    values: str = typer.Option("bf16", help="How values travel."),
+    indices: str = typer.Option("packed", help="How indices travel."),
+    batch: int = typer.Option(32, help="Examples a rank."),
+    iterations: int = typer.Option(50, help="Timed steps of each method, in rounds of 10."),
+    seconds: float = typer.Option(
+        0.0, help="A method that has taken this long is not timed further; 0 is never."
+    ),
+    autocast: str = typer.Option("fp32", help="bf16, or fp32 for none."),
+    bucket_mb: float = typer.Option(0.0, help="DDP's buckets; 0 as DDP has them."),
+    device: str = DEVICE,
+    as_json: bool = JSON,
+    trace: Path | None = typer.Option(None, help="A folder for a timeline of each method."),
+) -> None:
+    """Train real steps on P ranks with each method in turn: seconds, efficiency, bytes, stages.
+
+    efficiency: the step of noop, which sends nothing, over that of the method. exposed: what a
+    method adds to noop; hidden: the time of its stages that it does not. Inputs are synthetic.
+    """
+    from gradwire.bench.job import Job
+    from gradwire.bench.show_step import step_table
+    from gradwire.bench.start import bench_step
+    from gradwire.cli.say import errors
+
+    job = Job(
+        model, tuple(_split(methods)), batch, iterations, density, values, indices, autocast,
+        _device(device).type, seconds, bucket_mb, link,
+        trace="" if trace is None else str(trace.absolute()),
+    )  # fmt: skip
+    rows = bench_step(job, ranks, errors.print)
+    if int(os.environ.get("RANK", 0)):
+        return
+    if as_json:
+        for row in rows:
+            print(json.dumps(row), flush=True)
+    else:
+        console.print(step_table(rows))
 
 
 Row = TypeVar("Row", bound=Any)

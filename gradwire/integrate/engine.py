@@ -55,7 +55,8 @@ class Engine:
         if self._watch_unused:
             self._used = UsedParameters(parameters, self._names)
         if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)
+            # The backward pass has plenty to do meanwhile; what waits for the network goes first.
+            self._stream = torch.cuda.Stream(device, priority=-1)
         if not group.on_stream:
             self._thread = OrderedThread("gradwire")
             weakref.finalize(self, self._thread.close)
