@@ -68,8 +68,9 @@ _clock: ContextVar[Clock | None] = ContextVar("gradwire_clock", default=None)
 
 
 @contextmanager
-def timed_by(clock: Clock) -> Iterator[None]:
-    """Within this context, `stage` reports to `clock`."""
+def timed_by(clock: Clock, bundle: int) -> Iterator[None]:
+    """Within this context, `stage` reports to `clock` what `bundle` takes."""
+    clock.bundle = bundle
     token = _clock.set(clock)
     try:
         yield

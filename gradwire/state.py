@@ -145,8 +145,7 @@ class State:
         pieces: list[Piece] = [
             (s.offset, g) for s, g in zip(bundle.slots, gradients, strict=True) if s not in unused
         ]
-        self.clock.bundle = bundle.index
-        with timed_by(self.clock):
+        with timed_by(self.clock, bundle.index):
             update = pipeline.average(
                 bundle, pieces, choice, self.config, self.group, self._skipped, self._scale, unused
             )

@@ -74,11 +74,8 @@ class Job:
         method, *fields = name.split(":")
         if method.partition("/")[0] not in METHODS:
             raise unknown("method", name.partition("/")[0], [*BASELINES, *METHODS])
-        given: dict[str, Any] = dict(
-            density=self.density, values=self.values, indices=self.indices
-        )
-        if "/dense" in method or method == "dense":
-            given["values"] = "fp32"
+        values = "fp32" if "/dense" in method else self.values
+        given: dict[str, Any] = {"values": values, "indices": self.indices, "density": self.density}
         for text in fields:
             key, equals, value = text.partition("=")
             if not equals:

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from gradwire.bench.job import Job
-from gradwire.cluster.lab import RANK_BYTES, Lab, check_memory
+from gradwire.cluster.lab import Lab, check_memory
 from gradwire.cluster.loopback import Loopback
 from gradwire.cluster.network import Network
 from gradwire.cluster.processes import run_ranks
@@ -43,10 +43,10 @@ def bench_step(job: Job, ranks: int, say: Any) -> list[dict[str, Any]]:
 
 
 def need(job: Job) -> int:
-    """Bytes of this machine's memory for a rank: torch, the model, and its copies on the CPU."""
+    """Bytes of this machine's memory for a rank's model, and its copies; none on a GPU."""
     if job.device == "cuda":
-        return RANK_BYTES
-    return RANK_BYTES + 4 * spec(job.model).parameters * (COPIES * len(job.methods) + 2)
+        return 0
+    return 4 * spec(job.model).parameters * (COPIES * len(job.methods) + 2)
 
 
 def _rows(network: Network, job: Job) -> list[dict[str, Any]]:

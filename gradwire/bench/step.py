@@ -19,7 +19,7 @@ from gradwire.train.place import Place
 
 ROUND = 10
 """Timed steps of one contender before the next has its turn."""
-WARM = 5
+WARM = 4
 """Steps before the first round: DDP orders its buckets anew, PowerSGD begins, kernels compile."""
 
 
@@ -75,6 +75,8 @@ class Turn:
     steps: int = 0
     sent: int = 0
     before: Stats | None = None
+    pace: float = 0.0
+    """Seconds of the last step before the first round."""
 
 
 def measure_steps(place: Place, job: Job) -> list[dict[str, Any]]:
@@ -91,11 +93,10 @@ def measure_steps(place: Place, job: Job) -> list[dict[str, Any]]:
             # Every rank is refused alike: PyTorch's bf16 hook wants NCCL, say.
             failed[name] = str(error)
     for turn in turns:
-        _warm(turn, task)
+        _warm(turn, task, place)
     for count in _rounds(job.iterations):
         for turn in turns:
-            if not job.seconds or sum(turn.times) < job.seconds:
-                _round(turn, task, place, count)
+            _round(turn, task, place, _affordable(turn, count, job.seconds))
     rows = {turn.contender.name: _row(turn, turns[0], job, task, place) for turn in turns}
     if job.trace:
         from gradwire.bench.trace import trace_steps
@@ -115,15 +116,27 @@ def _rounds(iterations: int) -> Iterator[int]:
         iterations -= ROUND
 
 
-def _warm(turn: Turn, task: Task) -> None:
-    for _ in range(WARM):
+def _affordable(turn: Turn, count: int, seconds: float) -> int:
+    """How many of `count` steps fit into what is left of `seconds`; one in any case at first."""
+    if not seconds:
+        return count
+    fitting = int((seconds - sum(turn.times)) / turn.pace)
+    return min(count, max(fitting, 0 if turn.times else 1))
+
+
+def _warm(turn: Turn, task: Task, place: Place) -> None:
+    for _ in range(WARM - 1):
         turn.contender.step(task)
+    mine = laps(lambda: turn.contender.step(task), 1, task.device)
+    turn.pace = place.sum(*mine)[0] / place.world
     if turn.contender.wire is not None:
         turn.before = turn.contender.wire.stats()
 
 
 def _round(turn: Turn, task: Task, place: Place, count: int) -> None:
     """`count` timed steps; every rank notes the mean over all."""
+    if not count:
+        return
     place.barrier()
     before = bytes_left(LINK)
     mine = laps(lambda: turn.contender.step(task), count, place.device)

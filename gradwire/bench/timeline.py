@@ -44,9 +44,7 @@ def draw_timeline(methods: Mapping[str, Sequence[Span]], path: Path, title: str)
     axes.grid(axis="x", alpha=0.3)
     used = {span.name for spans in methods.values() for span in spans}
     handles = [_patch(name) for name in COLOURS if name in used]
-    figure.legend(
-        handles=handles, loc="outside lower center", ncols=9, fontsize=8, frameon=False
-    )
+    figure.legend(handles=handles, loc="outside lower center", ncols=9, fontsize=8, frameon=False)
     save_figure(figure, path)
 
 

@@ -39,8 +39,8 @@ def trace_steps(contenders: Sequence[Contender], task: Task, place: Place, job: 
     folder.mkdir(parents=True, exist_ok=True)
     seen: dict[str, list[Span]] = {}
     for contender in contenders:
-        place.barrier()
         contender.step(task)
+        place.barrier()
         seen[contender.name] = record(contender, task)
         place.barrier()
         _profile(contender, task, folder if place.first else None)

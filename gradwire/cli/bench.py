@@ -194,14 +194,20 @@ def step(
     from gradwire.bench.job import Job
     from gradwire.bench.show_step import step_table
     from gradwire.bench.start import bench_step
-    from gradwire.cli.say import errors
+    from gradwire.cli.lab import INTERRUPTED, leave_on_signals
+    from gradwire.cli.say import complain, errors
 
     job = Job(
         model, tuple(_split(methods)), batch, iterations, density, values, indices, autocast,
-        _device(device).type, seconds, bucket_mb, link,
+        _kind(device), seconds, bucket_mb, link,
         trace="" if trace is None else str(trace.absolute()),
     )  # fmt: skip
-    rows = bench_step(job, ranks, errors.print)
+    leave_on_signals()
+    try:
+        rows = bench_step(job, ranks, errors.print)
+    except KeyboardInterrupt:
+        complain("stopped; nothing is left running.")
+        raise typer.Exit(INTERRUPTED) from None
     if int(os.environ.get("RANK", 0)):
         return
     if as_json:
@@ -244,11 +250,20 @@ def _entries(text: str) -> int:
 
 
 def _device(name: str) -> torch.device:
-    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    kind = _kind(name)
+    return torch.device("cuda", torch.cuda.current_device()) if kind == "cuda" else _named(name)
+
+
+def _kind(name: str) -> str:
+    """cpu or cuda, without touching the GPU: ranks are to share it under a service of theirs."""
+    kind = _named(name).type if name else "cuda" if torch.cuda.is_available() else "cpu"
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device cuda: torch finds no GPU here. Use --device cpu.")
+    return kind
+
+
+def _named(name: str) -> torch.device:
     try:
-        device = torch.device(name)
+        return torch.device(name or "cpu")
     except RuntimeError:
         raise ConfigError(f"device must be cpu or cuda, got {name!r}") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device cuda: torch finds no GPU here. Use --device cpu.")
-    return torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" else device

@@ -211,12 +211,13 @@ def _check_machine() -> None:
         raise LabError("the lab needs pyroute2: pip install 'gradwire[lab]'") from None
 
 
-def check_memory(ranks: int, each: int = RANK_BYTES) -> None:
-    """Refuses more ranks than fit when one needs `each` bytes."""
+def check_memory(ranks: int, model: int = 0) -> None:
+    """Refuses more ranks than fit; each has torch and `model` bytes."""
+    each = RANK_BYTES + model
     text = Path("/proc/meminfo").read_text()
     free = 1024 * int(text.partition("MemAvailable:")[2].split()[0])
     if ranks * each > free:
-        what = " for torch alone" if each == RANK_BYTES else ""
+        what = "" if model else " for torch alone"
         raise LabError(
             f"ranks={ranks} need {ranks * each / 2**30:.1f} GiB{what}, "
             f"{free / 2**30:.1f} GiB are free. Use at most {free // each}."

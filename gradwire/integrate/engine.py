@@ -16,6 +16,7 @@ from gradwire.errors import AttachError, DriftError, ExchangeError
 from gradwire.integrate.buckets import Buckets, UsedParameters, Waiting
 from gradwire.integrate.handshake import meet
 from gradwire.integrate.ordered import OrderedThread
+from gradwire.stages import timed_by
 from gradwire.state import State
 from gradwire.types import Slot
 
@@ -163,7 +164,10 @@ class Engine:
         state = self._state
         if not state.group.on_stream:
             entries = state.choose(bundle).k
-            state.group.agree("exchange", step=state.steps, bundle=bundle.index, entries=entries)
+            with timed_by(state.clock, bundle.index):
+                state.group.agree(
+                    "exchange", step=state.steps, bundle=bundle.index, entries=entries
+                )
         unused: list[Slot] = []
         if self._used is not None:
             unused = self._used.unused_everywhere(bundle, state)
