@@ -14,6 +14,9 @@ BASELINES = ("noop", "dense", "bf16", "powersgd-1", "powersgd-2", "powersgd-4", 
 
 DTYPES = ("fp32", "bf16")
 
+COPIES = 3
+"""Of the model's fp32 size, for each method: DDP's buckets, the residual, the mean."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -82,6 +85,11 @@ class Job:
                 raise ConfigError(f"method {name!r}: {text!r} must be FIELD=VALUE")
             given[key] = _value(value)
         return configure(None, {"method": method, **given})
+
+    @property
+    def memory(self) -> int:
+        """Bytes for a rank's parameters and gradients, and for what each method holds beside."""
+        return 4 * spec(self.model).parameters * (2 + COPIES * len(self.methods))
 
     def json(self) -> str:
         return json.dumps(asdict(self))

@@ -41,7 +41,6 @@ def bytes_left(interface: str) -> int:
 
 def quantiles(times: Sequence[float]) -> dict[str, float]:
     """p20, median and p80."""
-    cuts = torch.quantile(
-        torch.tensor(times, dtype=torch.float64), torch.tensor([0.2, 0.5, 0.8]).double()
-    )
-    return dict(zip(("p20", "median", "p80"), [round(x, 7) for x in cuts.tolist()], strict=True))
+    shares = torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)
+    cuts = torch.quantile(torch.tensor(times, dtype=torch.float64), shares).tolist()
+    return dict(zip(("p20", "median", "p80"), [round(x, 7) for x in cuts], strict=True))

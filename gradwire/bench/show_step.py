@@ -1,19 +1,20 @@
-"""Rows of `bench step` as a table on the terminal."""
+"""Rows of `bench step` as tables on the terminal."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.console import Group
 from rich.table import Table
 
 from gradwire.bench.show import as_count
 from gradwire.cluster.rate import show_rate
+from gradwire.stages import STAGES
 
 Row = Mapping[str, Any]
-STAGES = ("accumulate", "compress", "encode", "exchange", "decode")
 
 
-def step_table(rows: Sequence[Row]) -> Table:
-    """One line a method, milliseconds; narrow enough for 100 columns."""
+def step_tables(rows: Sequence[Row]) -> Group:
+    """A line a method; milliseconds. Narrow enough for 80 columns."""
     first = rows[0]
     asked = first["link"]["asked"]
     where = f"links of {show_rate(asked)}" if asked else "no shaped link"
@@ -21,21 +22,32 @@ def step_table(rows: Sequence[Row]) -> Table:
         f"{first['model']}, {first['ranks']} ranks, {where}, batch {first['batch']}, "
         f"{first['dtype']}; {first['device']}, {first['cores']} cores; milliseconds a step"
     )
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
-    table.add_column("method", no_wrap=True)
-    for name in ("ms", "p20", "p80", "n", "noop/ms", "bytes", "exposed", "hidden", *STAGES):
-        table.add_column(name, justify="right", no_wrap=True)
+    names = ("ms", "p20", "p80", "steps", "efficiency", "bytes", "exposed", "hidden")
+    table = _table(title, names)
     for row in rows:
-        table.add_row(row["method"], *_cells(row))
+        table.add_row(row["method"], *(_cells(row) if row["seconds"] else ()))
     table.caption = "\n".join(f"{r['method']}: {r['why']}" for r in rows if r["why"])
     table.caption_justify = "left"
+    ours = [row for row in rows if row["stages"]]
+    if not ours:
+        return Group(table)
+    parts = _table("milliseconds in each stage of a step", ("bundles", *STAGES))
+    for row in ours:
+        times = (_ms(row["stages"][name]) for name in STAGES)
+        parts.add_row(row["method"], str(row["bundles"]), *times)
+    return Group(table, parts)
+
+
+def _table(title: str, names: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table.add_column("method", no_wrap=True)
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
     return table
 
 
 def _cells(row: Row) -> list[str]:
     seconds = row["seconds"]
-    if not seconds:
-        return [""] * (8 + len(STAGES))
     sent = row["bytes"] if row["wire_bytes"] is None else row["wire_bytes"]
     return [
         *(_ms(seconds[name]) for name in ("median", "p20", "p80")),
@@ -44,7 +56,6 @@ def _cells(row: Row) -> list[str]:
         "" if sent is None else as_count(sent),
         _ms(row["exposed"]),
         _ms(row["hidden"]),
-        *(_ms(row["stages"].get(name)) for name in STAGES),
     ]
 
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,14 +15,10 @@ from gradwire.cluster.network import Network
 from gradwire.cluster.processes import run_ranks
 from gradwire.cluster.rate import show_rate
 from gradwire.errors import ConfigError, LabError
-from gradwire.models import spec
 from gradwire.train.place import under_torchrun
 
-COPIES = 3
-"""Of the model's fp32 size, for each contender: DDP's buckets, the residual, the mean."""
 
-
-def bench_step(job: Job, ranks: int, say: Any) -> list[dict[str, Any]]:
+def bench_step(job: Job, ranks: int, say: Callable[[str], object]) -> list[dict[str, Any]]:
     """The rows of every method; `say` is told of the links."""
     if under_torchrun():
         if job.link:
@@ -30,7 +27,7 @@ def bench_step(job: Job, ranks: int, say: Any) -> list[dict[str, Any]]:
 
         return rows_of(job)
     lab = Lab(ranks, job.link) if job.link else None
-    check_memory(ranks, need(job))
+    check_memory(ranks, job.memory if job.device == "cpu" else 0)
     if lab is None:
         return _rows(Loopback(ranks), job)
     with lab:
@@ -40,13 +37,6 @@ def bench_step(job: Job, ranks: int, say: Any) -> list[dict[str, Any]]:
             f"measured {show_rate(min(rates))} to {show_rate(max(rates))}"
         )
         return _rows(lab, replace(job, rate=lab.rate, measured=min(rates)))
-
-
-def need(job: Job) -> int:
-    """Bytes of this machine's memory for a rank's model, and its copies; none on a GPU."""
-    if job.device == "cuda":
-        return 0
-    return 4 * spec(job.model).parameters * (COPIES * len(job.methods) + 2)
 
 
 def _rows(network: Network, job: Job) -> list[dict[str, Any]]:

@@ -84,6 +84,7 @@ def measure_steps(place: Place, job: Job) -> list[dict[str, Any]]:
     device = place.device
     torch.backends.cudnn.deterministic = False
     torch.backends.cudnn.benchmark = True
+    _check_gpu(job, place)
     task = Task(job, device, place.rank)
     turns, failed = [], {}
     for name in job.methods:
@@ -108,6 +109,20 @@ def measure_steps(place: Place, job: Job) -> list[dict[str, Any]]:
     for name, why in failed.items():
         rows[name] = StepRow(**_known(name, job, task, place), why=why)
     return [rows[name].asdict() for name in job.methods]
+
+
+def _check_gpu(job: Job, place: Place) -> None:
+    """Refuses more ranks than fit on the GPUs, before one of them runs out in the middle."""
+    if place.device.type != "cuda":
+        return
+    sharing = -(-place.world // torch.cuda.device_count())
+    free, _ = torch.cuda.mem_get_info(place.device)
+    if sharing * job.memory > free:
+        raise ConfigError(
+            f"ranks={place.world} with {len(job.methods)} methods need "
+            f"{sharing * job.memory / 2**30:.1f} GiB a GPU, {free / 2**30:.1f} GiB are free. Use "
+            f"fewer ranks or methods."
+        )
 
 
 def _rounds(iterations: int) -> Iterator[int]:

@@ -192,7 +192,7 @@ def step(
     method adds to noop; hidden: the time of its stages that it does not. Inputs are synthetic.
     """
     from gradwire.bench.job import Job
-    from gradwire.bench.show_step import step_table
+    from gradwire.bench.show_step import step_tables
     from gradwire.bench.start import bench_step
     from gradwire.cli.lab import INTERRUPTED, leave_on_signals
     from gradwire.cli.say import complain, errors
@@ -214,7 +214,7 @@ def step(
         for row in rows:
             print(json.dumps(row), flush=True)
     else:
-        console.print(step_table(rows))
+        console.print(step_tables(rows))
 
 
 Row = TypeVar("Row", bound=Any)
