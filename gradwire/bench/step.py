@@ -19,7 +19,7 @@ from gradwire.train.place import Place
 
 ROUND = 10
 """Timed steps of one contender before the next has its turn."""
-WARM = 4
+WARM = 5
 """Steps before the first round: DDP orders its buckets anew, PowerSGD begins, kernels compile."""
 
 
@@ -140,7 +140,7 @@ def _affordable(turn: Turn, count: int, seconds: float) -> int:
 
 
 def _warm(turn: Turn, task: Task, place: Place) -> None:
-    for _ in range(WARM - 1):
+    for _ in range(WARM - 2):
         turn.contender.step(task)
     mine = laps(lambda: turn.contender.step(task), 1, task.device)
     turn.pace = place.sum(*mine)[0] / place.world
