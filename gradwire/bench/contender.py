@@ -29,7 +29,8 @@ class Task:
     def __init__(self, job: Job, device: torch.device, rank: int) -> None:
         known = spec(job.model)
         torch.manual_seed(0)
-        self.model = known.build().to(device)
+        with device:
+            self.model = known.build()
         self.device = device
         torch.manual_seed(rank + 1)
         self.inputs = examples(known.task, known.shape, self.model, job.batch, device)
@@ -88,7 +89,8 @@ class Contender:
     def of(cls, name: str, job: Job, task: Task) -> "Contender":
         known = inspect.signature(DistributedDataParallel).parameters
         buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-        more: dict[str, Any] = {buffers: False}
+        # Parameters are equal by their seed; sending them around once a method would take long.
+        more: dict[str, Any] = {buffers: False, "init_sync": False}
         if job.bucket_mb:
             more["bucket_cap_mb"] = job.bucket_mb
         if name.startswith("powersgd") and task.device.type == "cpu":

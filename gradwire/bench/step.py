@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from gradwire.accumulate.layout import bundle_bytes
 from gradwire.bench.contender import Contender, Task
 from gradwire.bench.job import Job
 from gradwire.bench.laps import bytes_left, laps, quantiles
@@ -82,8 +83,6 @@ class Turn:
 def measure_steps(place: Place, job: Job) -> list[dict[str, Any]]:
     """Every rank's work: the rows, the same on each of them (collective)."""
     device = place.device
-    torch.backends.cudnn.deterministic = False
-    torch.backends.cudnn.benchmark = True
     _check_gpu(job, place)
     task = Task(job, device, place.rank)
     turns, failed = [], {}
@@ -202,7 +201,7 @@ def _known(name: str, job: Job, task: Task, place: Place) -> dict[str, Any]:
         "values": config.values if config else width,
         "indices": config.encoding.indices if config else "",
         "density": config.density if config else None,
-        "bundle_bytes": int(config.bundle_mb * 1e6) if config else None,
+        "bundle_bytes": int(bundle_bytes(config.bundle_mb, place.device)) if config else None,
         "bundles": None,
         "batch": job.batch,
         "dtype": job.autocast,

@@ -300,9 +300,11 @@ def test_under_torchrun_there_is_no_lab(monkeypatch):
 
 def test_more_than_fits_is_refused(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setattr(lab, "RANK_BYTES", 2**50)
-    with pytest.raises(lab.LabError, match=r"ranks=2 need .* Use at most 0"):
-        start.bench_step(Job("fnn3", ("noop", "topk")), 2, print)
+    monkeypatch.setattr(lab, "RANK_BYTES", 0)
+    job = Job("vgg16", ("noop", "topk"))
+    assert job.memory == 4 * 138_357_544 * 8
+    with pytest.raises(lab.LabError, match=r"ranks=5000 need 20616.9 GiB, .* Use at most \d+\.$"):
+        start.bench_step(job, 5000, print)
 
 
 def test_a_rank_says_why_it_was_refused(tmp_path, monkeypatch):
