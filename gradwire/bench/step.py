@@ -84,6 +84,7 @@ def measure_steps(place: Place, job: Job) -> list[dict[str, Any]]:
     """Every rank's work: the rows, the same on each of them (collective)."""
     device = place.device
     _check_gpu(job, place)
+    place.barrier()  # nobody takes memory before all have looked
     task = Task(job, device, place.rank)
     turns, failed = [], {}
     for name in job.methods:

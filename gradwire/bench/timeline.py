@@ -23,18 +23,18 @@ LANE, GAP, MOST_LANES = 0.8, 0.6, 24
 
 def draw_timeline(methods: Mapping[str, Sequence[Span]], path: Path, title: str) -> None:
     """Time to the right, methods from top to bottom, their names at the left."""
-    rows: list[tuple[str, Span | None, float]] = []
+    bars: list[tuple[Span, float]] = []
     ticks: list[tuple[float, str]] = []
     y = 0.0
     for name, spans in methods.items():
         lanes = list(dict.fromkeys(span.lane for span in spans))[:MOST_LANES]
         for lane in lanes:
             ticks.append((y, name if lane == COMPUTE else f"bundle {lane}"))
-            rows += [(lane, span, y) for span in spans if span.lane == lane]
+            bars += [(span, y) for span in spans if span.lane == lane]
             y -= 1
         y -= GAP
     figure, axes = open_figure(path, size=(11, 1.2 + 0.26 * -y))
-    for _, span, at in rows:
+    for span, at in bars:
         _bar(axes, span, at)
     axes.set_yticks([at for at, _ in ticks], [text for _, text in ticks], fontsize=8)
     axes.set_ylim(y + 0.3, 0.8)
@@ -48,7 +48,7 @@ def draw_timeline(methods: Mapping[str, Sequence[Span]], path: Path, title: str)
     save_figure(figure, path)
 
 
-def _bar(axes: Any, span: Any, at: float) -> None:
+def _bar(axes: Any, span: Span, at: float) -> None:
     axes.barh(
         at,
         1e3 * (span.end - span.begin),
