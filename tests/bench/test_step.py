@@ -77,7 +77,7 @@ def rows_on_a_rank(rank, job):
 def measured(ranks, tmp_path_factory):
     """Rows of a tiny network on two ranks, and the folder of its timelines."""
     folder = tmp_path_factory.mktemp("trace")
-    methods = ("noop", "dense", "bf16", "powersgd-1", "topk", "topk/union:bundle_mb=0.2")
+    methods = ("noop", "dense", "bf16", "powersgd-1", "topk", "topk/union:bundle_mb=0.16")
     fields = {"batch": 2, "iterations": 12, "density": 0.01, "trace": str(folder)}
     both = ranks.run(2, rows_on_a_rank, Job("fnn3", methods, **fields))
     return both, folder
@@ -86,7 +86,7 @@ def measured(ranks, tmp_path_factory):
 def test_every_method_has_a_row_and_all_ranks_the_same_times(measured):
     (rows, other), _ = measured
     names = [row["method"] for row in rows]
-    assert names == ["noop", "dense", "bf16", "powersgd-1", "topk", "topk/union:bundle_mb=0.2"]
+    assert names == ["noop", "dense", "bf16", "powersgd-1", "topk", "topk/union:bundle_mb=0.16"]
     assert [row["seconds"] for row in rows] == [row["seconds"] for row in other]
     for row in rows:
         assert (row["model"], row["ranks"], row["batch"], row["dtype"]) == ("fnn3", 2, 2, "fp32")
@@ -111,11 +111,11 @@ def test_bytes_and_stages_of_our_own(measured):
     assert rows["noop"]["bytes"] == 0
     assert rows["dense"]["bytes"] == 4 * 199_210
     assert rows["powersgd-1"]["bytes"] is None
-    topk, cut = rows["topk"], rows["topk/union:bundle_mb=0.2"]
+    topk, cut = rows["topk"], rows["topk/union:bundle_mb=0.16"]
     # 1992 entries of bf16 and about 9 bits of index, and the round that compares the step.
     assert 5000 < topk["bytes"] < 7500
     assert (topk["bundles"], cut["bundles"]) == (1, 2)
-    assert (topk["bundle_bytes"], cut["bundle_bytes"]) == (25_000_000, 200_000)
+    assert (topk["bundle_bytes"], cut["bundle_bytes"]) == (25_000_000, 160_000)
     assert (topk["exchange"], topk["values"], topk["indices"]) == ("allgather", "bf16", "packed")
     assert cut["exchange"] == "union"
     for row in (topk, cut):
@@ -131,7 +131,9 @@ def test_bytes_and_stages_of_our_own(measured):
 def test_a_timeline_of_every_method(measured):
     folder = measured[1]
     assert (folder / "timeline.png").read_bytes()[:4] == b"\x89PNG"
-    events = json.loads((folder / "topk-union-bundle_mb=0.2.trace.json").read_text())["traceEvents"]
+    events = json.loads((folder / "topk-union-bundle_mb=0.16.trace.json").read_text())[
+        "traceEvents"
+    ]
     lanes = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert sorted(lanes.values()) == ["bundle 0", "bundle 1", COMPUTE]
     seen = {}
