@@ -37,7 +37,8 @@ class Config:
     masking: momentum ends where something was delivered (only with momentum).
     clip: the most that the L2 norm of the mean gradient should be; each worker clips its own at
         clip / sqrt(P), bundle by bundle. 0 is never.
-    bundle_mb: fp32 gradient megabytes that are compressed and exchanged as one vector.
+    bundle_mb: fp32 gradient megabytes, at least, that are compressed and exchanged as one vector.
+        None: 25, on CUDA 200, where an exchange costs more by its latency than by its bytes.
     dense_below: bundles of fewer entries are sent whole; the latency is the same.
     watch: every so many steps, before the exchange, all ranks compare a digest of the parameters;
         replicas that differ are a DriftError on every rank. Waits for the device. 0 is never.
@@ -59,7 +60,7 @@ class Config:
     nesterov: bool = False
     masking: bool = True
     clip: float = 0.0
-    bundle_mb: float = 25.0
+    bundle_mb: float | None = None
     dense_below: int = 1024
     watch: int = 0
     timeout: float = 1800.0
@@ -78,8 +79,9 @@ class Config:
             _check_whole(name, getattr(self, name))
         if self.warmup and not self.warmup_steps:
             raise ConfigError("warmup needs warmup_steps, the steps at each density; got 0")
-        for name in ("bundle_mb", "timeout"):
-            _check_positive(name, getattr(self, name))
+        _check_positive("timeout", self.timeout)
+        if self.bundle_mb is not None:
+            _check_positive("bundle_mb", self.bundle_mb)
         self._check_correction()
 
     def _check_correction(self) -> None:

@@ -24,6 +24,10 @@ class Clock:
         self._seconds = dict.fromkeys(STAGES, 0.0)
         self._open: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
         self._spare: list[torch.cuda.Event] = []
+        self.bundle = -1
+        """Whose stages are timed now."""
+        self.log: list[tuple[str, int, Mark, Mark]] | None = None
+        """Where set: every stage with its bundle, begin and end."""
 
     def mark(self) -> Mark:
         if self.device.type != "cuda":
@@ -35,6 +39,8 @@ class Clock:
     def add(self, name: str, begin: Mark) -> None:
         """The stage that began at `begin` ends now."""
         end = self.mark()
+        if self.log is not None:
+            self.log.append((name, self.bundle, begin, end))
         if isinstance(begin, float) and isinstance(end, float):
             self._seconds[name] += end - begin
         elif isinstance(begin, torch.cuda.Event) and isinstance(end, torch.cuda.Event):
@@ -54,15 +60,17 @@ class Clock:
         while self._open and self._open[0][2].query():
             name, begin, end = self._open.pop(0)
             self._seconds[name] += begin.elapsed_time(end) / 1e3
-            self._spare += begin, end
+            if self.log is None:
+                self._spare += begin, end
 
 
 _clock: ContextVar[Clock | None] = ContextVar("gradwire_clock", default=None)
 
 
 @contextmanager
-def timed_by(clock: Clock) -> Iterator[None]:
-    """Within this context, `stage` reports to `clock`."""
+def timed_by(clock: Clock, bundle: int) -> Iterator[None]:
+    """Within this context, `stage` reports to `clock` what `bundle` takes."""
+    clock.bundle = bundle
     token = _clock.set(clock)
     try:
         yield

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gradwire import packing, pipeline
 from gradwire.accumulate import Bundle, arrange
-from gradwire.accumulate.layout import is_dense
+from gradwire.accumulate.layout import bundle_bytes, is_dense
 from gradwire.choose import Choice, choose, prepare
 from gradwire.cluster.group import Group
 from gradwire.config import Config, configure
@@ -74,7 +74,8 @@ class State:
         self._entries = torch.zeros((), dtype=torch.int64, device=device)
         self._skips = torch.zeros((), dtype=torch.int64, device=device)
         self._skipped = torch.zeros((), dtype=torch.bool, device=device)
-        self.rebundle(arrange(slots, self.config.bundle_mb * 1e6, self.config.dense))
+        size = bundle_bytes(self.config.bundle_mb, device)
+        self.rebundle(arrange(slots, size, self.config.dense))
         prepare(self.bundles, self.config, group)
         log.info("%r", self)
 
@@ -150,7 +151,7 @@ class State:
         pieces: list[Piece] = [
             (s.offset, g) for s, g in zip(bundle.slots, gradients, strict=True) if s not in unused
         ]
-        with timed_by(self.clock):
+        with timed_by(self.clock, bundle.index):
             update = pipeline.average(
                 bundle, pieces, choice, self.config, self.group, self._skipped, self._scale, unused
             )

@@ -4,15 +4,31 @@ import fnmatch
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+
 from gradwire.errors import ConfigError
 from gradwire.types import MAX_SIZE, Slot, align
+
+DEFAULT_MB = {"cpu": 25.0, "cuda": 200.0}
+
+
+def bundle_bytes(megabytes: float | None, device: torch.device) -> float:
+    """fp32 bytes at which a bundle is closed; None is the device's default.
+
+    At density 0.001 and 28 bits an entry 200 MB of gradient are a message of 175 kB, which takes
+    0.14 ms at 10 Gbit/s. That is less than the fixed cost of one more exchange. On the CPU
+    compressing takes longer than sending, and more bundles let the backward pass hide it.
+    """
+    return 1e6 * (DEFAULT_MB.get(device.type, 25.0) if megabytes is None else megabytes)
 
 
 def arrange(slots: Sequence[Slot], bundle_bytes: float, dense: Sequence[str]) -> list[list[Slot]]:
     """The bundles: slots in the order given, cut where the dtype, the rule or the size asks for it.
 
-    A bundle holds one dtype of one unit, is dense or compressed as a whole, and takes at most
-    `bundle_bytes` of fp32 entries unless a single parameter is larger.
+    A bundle holds one dtype of one unit, is dense or compressed as a whole, and is closed when it
+    has `bundle_bytes` of fp32 entries or more. DDP closes its buckets by the same rule: both then end
+    at nearly the same layer, no small parameter before a large one travels alone, and what is left
+    for the end of the backward pass, which nothing hides, is small.
     """
     check_rules(slots, dense)
     open_bundles: dict[tuple[object, ...], list[Slot]] = {}
@@ -20,10 +36,9 @@ def arrange(slots: Sequence[Slot], bundle_bytes: float, dense: Sequence[str]) ->
     for slot in slots:
         key = (slot.unit, slot.dtype, is_dense(slot.name, dense))
         bundle = open_bundles.setdefault(key, [])
-        if bundle and 4 * (_end(bundle) + align(slot.numel)) > bundle_bytes:
-            done.append(bundle)
-            bundle = open_bundles[key] = []
         bundle.append(replace(slot, offset=_end(bundle)))
+        if 4 * _end(bundle) >= bundle_bytes:
+            done.append(open_bundles.pop(key))
     return done + list(open_bundles.values())
 
 

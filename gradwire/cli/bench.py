@@ -1,6 +1,7 @@
 """`gradwire bench ...`."""
 
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -161,6 +162,61 @@ def exchange(
         plot_exchange(rows, plot_file)
 
 
+@bench_app.command()
+def step(
+    model: str = typer.Option("resnet20", help="A network of gradwire.models."),
+    ranks: int = typer.Option(4, help="Ranks; under torchrun they are there already."),
+    link: str = typer.Option("", help="100mbit, 1gbit, 10gbit: in the lab; else on loopback."),
+    methods: str = typer.Option(
+        "noop,dense,topk",
+        help="With commas, noop first. PyTorch's: noop, dense, bf16, powersgd-1, -2, -4, -8. "
+        "Ours: METHOD or METHOD/EXCHANGE, e.g. topk/union, topk:bundle_mb=100.",
+    ),
+    density: float = typer.Option(0.001, help="The share that is sent."),
+    values: str = typer.Option("bf16", help="How values travel."),
+    indices: str = typer.Option("packed", help="How indices travel."),
+    batch: int = typer.Option(32, help="Examples a rank."),
+    iterations: int = typer.Option(50, help="Timed steps of each method, in rounds of 10."),
+    seconds: float = typer.Option(
+        0.0, help="A method that has taken this long is not timed further; 0 is never."
+    ),
+    autocast: str = typer.Option("fp32", help="bf16, or fp32 for none."),
+    bucket_mb: float = typer.Option(0.0, help="DDP's buckets; 0 as DDP has them."),
+    device: str = DEVICE,
+    as_json: bool = JSON,
+    trace: Path | None = typer.Option(None, help="A folder for a timeline of each method."),
+) -> None:
+    """Train real steps on P ranks with each method in turn: seconds, efficiency, bytes, stages.
+
+    efficiency: the step of noop, which sends nothing, over that of the method. exposed: what a
+    method adds to noop; hidden: the time of its stages that it does not. Inputs are synthetic.
+    """
+    from gradwire.bench.job import Job
+    from gradwire.bench.show_step import step_tables
+    from gradwire.bench.start import bench_step
+    from gradwire.cli.lab import INTERRUPTED, leave_on_signals
+    from gradwire.cli.say import complain, errors
+
+    job = Job(
+        model, tuple(_split(methods)), batch, iterations, density, values, indices, autocast,
+        _kind(device), seconds, bucket_mb, link,
+        trace="" if trace is None else str(trace.absolute()),
+    )  # fmt: skip
+    leave_on_signals()
+    try:
+        rows = bench_step(job, ranks, errors.print)
+    except KeyboardInterrupt:
+        complain("stopped; nothing is left running.")
+        raise typer.Exit(INTERRUPTED) from None
+    if int(os.environ.get("RANK", 0)):
+        return
+    if as_json:
+        for row in rows:
+            print(json.dumps(row), flush=True)
+    else:
+        console.print(step_tables(rows))
+
+
 Row = TypeVar("Row", bound=Any)
 
 
@@ -194,11 +250,20 @@ def _entries(text: str) -> int:
 
 
 def _device(name: str) -> torch.device:
-    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    kind = _kind(name)
+    return torch.device("cuda", torch.cuda.current_device()) if kind == "cuda" else _named(name)
+
+
+def _kind(name: str) -> str:
+    """cpu or cuda, without touching the GPU: ranks are to share it under a service of theirs."""
+    kind = _named(name).type if name else "cuda" if torch.cuda.is_available() else "cpu"
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device cuda: torch finds no GPU here. Use --device cpu.")
+    return kind
+
+
+def _named(name: str) -> torch.device:
     try:
-        device = torch.device(name)
+        return torch.device(name or "cpu")
     except RuntimeError:
         raise ConfigError(f"device must be cpu or cuda, got {name!r}") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device cuda: torch finds no GPU here. Use --device cpu.")
-    return torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" else device

@@ -44,8 +44,7 @@ def run(
     made = Lab(ranks, link)
     check_memory(ranks)
     check_command(command)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _leave)
+    leave_on_signals()
     try:
         with made:
             rates = made.measure()
@@ -59,6 +58,12 @@ def run(
         code = INTERRUPTED
     if code:
         raise typer.Exit(code)
+
+
+def leave_on_signals() -> None:
+    """SIGTERM and SIGHUP end the process, not before everything is removed."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
 
 
 def _leave(number: int, _: FrameType | None) -> None:

@@ -20,6 +20,7 @@ from gradwire.errors import ConfigError, LabError
 
 PREFIX = "gradwire"
 LINK = "gw0"
+PORT = 29500  # free on every rank: each has a network of its own
 NAMESPACES = Path("/run/netns")
 MOST_RANKS = 250
 RANK_BYTES = 200 * 2**20  # a process that has imported torch, and little more
@@ -36,6 +37,8 @@ class Lab:
         with lab.inside(0):
             ...  # sockets and processes made here live on rank 0's link
     """
+
+    interface, port = LINK, PORT
 
     def __init__(self, ranks: int, link: str) -> None:
         self.ranks, self.link, self.rate = ranks, link, parse_rate(link)
@@ -216,12 +219,14 @@ def _check_machine() -> None:
         raise LabError("the lab needs pyroute2: pip install 'gradwire[lab]'") from None
 
 
-def check_memory(ranks: int) -> None:
-    """Refuses more ranks than fit."""
+def check_memory(ranks: int, model: int = 0) -> None:
+    """Refuses more ranks than fit; each has torch and `model` bytes."""
+    each = RANK_BYTES + model
     text = Path("/proc/meminfo").read_text()
     free = 1024 * int(text.partition("MemAvailable:")[2].split()[0])
-    if ranks * RANK_BYTES > free:
+    if ranks * each > free:
+        what = "" if model else " for torch alone"
         raise LabError(
-            f"ranks={ranks} need {ranks * RANK_BYTES / 2**30:.1f} GiB for torch alone, "
-            f"{free / 2**30:.1f} GiB are free. Use at most {free // RANK_BYTES}."
+            f"ranks={ranks} need {ranks * each / 2**30:.1f} GiB{what}, "
+            f"{free / 2**30:.1f} GiB are free. Use at most {free // each}."
         )

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from gradwire.cluster.lab import Lab
+from gradwire.cluster.network import Network
 from gradwire.errors import LabError
 
 CONTROL = "nvidia-cuda-mps-control"
@@ -18,7 +18,7 @@ PATIENCE = 20.0
 
 
 @contextmanager
-def shared_gpu(lab: Lab) -> Iterator[dict[str, str]]:
+def shared_gpu(lab: Network) -> Iterator[dict[str, str]]:
     """What the ranks' environment needs for a service of their own; nothing without a GPU.
 
     Without the service kernels of different ranks take turns, and every small collective costs

@@ -12,11 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from gradwire.cluster.lab import LINK, Lab
 from gradwire.cluster.mps import shared_gpu
+from gradwire.cluster.network import Network
 from gradwire.errors import ConfigError
 
-PORT = 29500  # free on every rank: each has a network of its own
 GRACE = 5.0
 BEAT = 0.05
 PR_SET_PDEATHSIG = 1
@@ -24,7 +23,9 @@ PR_SET_PDEATHSIG = 1
 Process = subprocess.Popen[bytes]
 
 
-def rank_environment(rank: int, ranks: int, master: str) -> dict[str, str]:
+def rank_environment(
+    rank: int, ranks: int, master: str, interface: str, port: int
+) -> dict[str, str]:
     """What a script under torchrun finds, and the link for Gloo and NCCL to use.
 
     NCCL takes several ranks on one GPU when each claims a host of its own.
@@ -41,15 +42,15 @@ def rank_environment(rank: int, ranks: int, master: str) -> dict[str, str]:
         "LOCAL_RANK": "0",
         "LOCAL_WORLD_SIZE": "1",
         "MASTER_ADDR": master,
-        "MASTER_PORT": str(PORT),
-        "GLOO_SOCKET_IFNAME": LINK,
-        "NCCL_SOCKET_IFNAME": LINK,
+        "MASTER_PORT": str(port),
+        "GLOO_SOCKET_IFNAME": interface,
+        "NCCL_SOCKET_IFNAME": interface,
         "NCCL_HOSTID": f"host{rank}",
         "NCCL_IB_DISABLE": "1",
     }
 
 
-def run_ranks(lab: Lab, command: Sequence[str]) -> int:
+def run_ranks(lab: Network, command: Sequence[str]) -> int:
     """Runs `command` on every rank; the exit code of the first that failed, or 0.
 
     When one fails the others are stopped: they would wait for it until a timeout.
@@ -58,7 +59,7 @@ def run_ranks(lab: Lab, command: Sequence[str]) -> int:
         return _run(lab, command, extra)
 
 
-def _run(lab: Lab, command: Sequence[str], extra: Mapping[str, str]) -> int:
+def _run(lab: Network, command: Sequence[str], extra: Mapping[str, str]) -> int:
     processes: list[Process] = []
     echoes: list[threading.Thread] = []
     try:
@@ -81,19 +82,20 @@ def _run(lab: Lab, command: Sequence[str], extra: Mapping[str, str]) -> int:
 
 def check_command(command: Sequence[str]) -> None:
     """Refuses a command that no rank could start."""
-    path = rank_environment(0, 1, "")["PATH"]
+    path = rank_environment(0, 1, "", "", 0)["PATH"]
     if shutil.which(command[0], path=path) is None:
         raise ConfigError(f"command {command[0]!r} is not found; give a program, e.g. -- python")
 
 
-def _start(lab: Lab, rank: int, command: Sequence[str], extra: Mapping[str, str]) -> Process:
+def _start(lab: Network, rank: int, command: Sequence[str], extra: Mapping[str, str]) -> Process:
     libc = ctypes.CDLL(None)
 
     def tie() -> None:
         # A lab that is killed outright takes its ranks with it.
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
-    environment = {**rank_environment(rank, lab.ranks, lab.address(0)), **extra}
+    where = lab.address(0), lab.interface, lab.port
+    environment = {**rank_environment(rank, lab.ranks, *where), **extra}
     program = shutil.which(command[0], path=environment["PATH"]) or command[0]
     with lab.inside(rank):
         return subprocess.Popen(

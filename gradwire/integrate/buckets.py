@@ -75,8 +75,9 @@ class Buckets:
 
     def finish(self, bundle: Bundle, update: Tensor) -> list[Waiting]:
         """Write the averaged bundle into the buckets; the buckets that are done with it."""
-        for slot in bundle.slots:
-            self._parts[slot.name].copy_(update[slot.offset : slot.offset + slot.numel])
+        means = [update[slot.offset : slot.offset + slot.numel] for slot in bundle.slots]
+        # One launch on CUDA, however many parameters there are.
+        torch._foreach_copy_(self.gradients(bundle), means)
         with self._lock:
             self._left -= 1
             for waiting in self._waiting:

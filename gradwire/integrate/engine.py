@@ -16,6 +16,7 @@ from gradwire.errors import AttachError, DriftError, ExchangeError
 from gradwire.integrate.buckets import Buckets, UsedParameters, Waiting
 from gradwire.integrate.handshake import meet
 from gradwire.integrate.ordered import OrderedThread
+from gradwire.stages import timed_by
 from gradwire.state import State
 from gradwire.types import Slot
 
@@ -56,7 +57,8 @@ class Engine:
         if self._watch_unused:
             self._used = UsedParameters(parameters, self._names)
         if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)
+            # The backward pass has plenty to do meanwhile; what waits for the network goes first.
+            self._stream = torch.cuda.Stream(device, priority=-1)
         if not group.on_stream:
             self._thread = OrderedThread("gradwire")
             weakref.finalize(self, self._thread.close)
@@ -163,7 +165,10 @@ class Engine:
         state = self._state
         if not state.group.on_stream:
             entries = state.choose(bundle).k
-            state.group.agree("exchange", step=state.steps, bundle=bundle.index, entries=entries)
+            with timed_by(state.clock, bundle.index):
+                state.group.agree(
+                    "exchange", step=state.steps, bundle=bundle.index, entries=entries
+                )
         unused: list[Slot] = []
         if self._used is not None:
             unused = self._used.unused_everywhere(bundle, state)

@@ -33,13 +33,27 @@ def meet(
     ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
     everyone = len(ranks) == dist.get_world_size()
     timeout = timedelta(seconds=config.timeout)
-    own = dist.new_group(ranks, timeout=timeout, use_local_synchronization=not everyone)
+    own = dist.new_group(
+        ranks,
+        timeout=timeout,
+        use_local_synchronization=not everyone,
+        pg_options=_urgent(process_group, timeout),
+    )
     group = DistributedGroup(own, device, timeout)
     fields = config.asdict() | dict(more or {})
     fields["parameters"] = [[s.name, list(s.shape), str(s.dtype), s.unit] for s in slots]
     compare(group, fields)
     group.bytes_sent = group.rounds = 0
     return group
+
+
+def _urgent(process_group: dist.ProcessGroup | None, timeout: timedelta) -> Any:
+    """For NCCL: its kernels before those of the backward pass; the step ends with them."""
+    if dist.get_backend(process_group) != "nccl":
+        return None
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    options._timeout = timeout
+    return options
 
 
 def compare(group: DistributedGroup, fields: Mapping[str, Any]) -> None:

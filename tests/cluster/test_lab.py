@@ -99,7 +99,7 @@ def test_more_ranks_than_fit_are_refused(monkeypatch):
 def test_a_rank_finds_what_torchrun_sets(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    found = rank_environment(2, 4, "10.77.0.1")
+    found = rank_environment(2, 4, "10.77.0.1", "gw0", 29500)
     wanted = {
         "RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
         "MASTER_ADDR": "10.77.0.1", "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": "gw0",
@@ -108,7 +108,7 @@ def test_a_rank_finds_what_torchrun_sets(monkeypatch):
     }  # fmt: skip
     assert {name: found[name] for name in wanted} == wanted
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    assert rank_environment(2, 4, "10.77.0.1")["OMP_NUM_THREADS"] == "5"
+    assert rank_environment(2, 4, "10.77.0.1", "gw0", 29500)["OMP_NUM_THREADS"] == "5"
 
 
 def test_a_command_that_is_not_there_is_refused():

@@ -29,7 +29,7 @@ def wrapped(seed=0, dtype=torch.float32, net=None, ddp=None, **fields):
     """A DDP model with small buckets and the wire on it."""
     net = model(seed, dtype) if net is None else net
     module = DistributedDataParallel(net, **{"bucket_cap_mb": 0.01, **(ddp or {})})
-    fields = {"density": 0.01, "dense_below": 0, "bundle_mb": 0.02, **fields}
+    fields = {"density": 0.01, "dense_below": 0, "bundle_mb": 0.0028, **fields}
     return module, gradwire.attach(module, **fields)
 
 

@@ -219,7 +219,8 @@ def test_detach_flushes_then_is_dense_then_attaches_again(ranks, skip):
 
 
 def rules(rank):
-    ddp, wire = models.wrapped(dense=("*.bias",), dense_below=600, warmup=(0.2,), warmup_steps=2)
+    fields = {"dense_below": 600, "bundle_mb": 0.002, "warmup": (0.2,), "warmup_steps": 2}
+    ddp, wire = models.wrapped(dense=("*.bias",), **fields)
     models.train(ddp, rank, 4)
     biases = [float(wire.residual(n).norm()) for n in ("a.bias", "b.bias", "c.bias")]
     weight = float(wire.residual("b.weight").norm())

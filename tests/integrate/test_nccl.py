@@ -24,7 +24,7 @@ def wrapped(**fields):
     torch.cuda.set_device(0)
     net = models.model(width=1500).cuda()
     ddp = DistributedDataParallel(net, device_ids=[0], bucket_cap_mb=1)
-    fields = {"density": 0.001, "dense_below": 0, "bundle_mb": 2.0, **fields}
+    fields = {"density": 0.001, "dense_below": 0, "bundle_mb": 0.036, **fields}
     return ddp, gradwire.attach(ddp, **fields)
 
 

@@ -1,0 +1,46 @@
+"""Seconds of consecutive steps, and bytes that left, without stopping the device in between."""
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+
+def laps(step: Callable[[], object], count: int, device: torch.device) -> list[float]:
+    """The seconds of `count` steps that follow one which is not timed.
+
+    On CUDA the steps are launched one after the other as in training; events between them give
+    the time of each.
+    """
+    step()
+    if device.type != "cuda":
+        times = [time.perf_counter()]
+        for _ in range(count):
+            step()
+            times.append(time.perf_counter())
+        return [b - a for a, b in itertools.pairwise(times)]
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        step()
+        mark.record()
+    torch.cuda.synchronize(device)
+    return [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(marks)]
+
+
+def bytes_left(interface: str) -> int:
+    """What has left by `interface` so far, headers included."""
+    for line in Path("/proc/net/dev").read_text().splitlines():
+        name, _, numbers = line.partition(":")
+        if name.strip() == interface:
+            return int(numbers.split()[8])
+    return 0
+
+
+def quantiles(times: Sequence[float]) -> dict[str, float]:
+    """p20, median and p80."""
+    shares = torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)
+    cuts = torch.quantile(torch.tensor(times, dtype=torch.float64), shares).tolist()
+    return dict(zip(("p20", "median", "p80"), [round(x, 7) for x in cuts], strict=True))
