@@ -77,11 +77,19 @@ class DistributedGroup:
         backend = process_group._get_backend(device).name()
         self.on_stream = device.type == "cuda" and backend == "nccl"
         """Whether collectives are enqueued on the device's stream instead of blocking the host."""
+        self._pair = self.size == 2 and not self.on_stream
+        """Two ranks on Gloo: its own collectives often use one direction of the link at a time."""
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         out = tensor.new_empty(self.size, tensor.numel())
         with stage("exchange"):
-            self._call("all-gather", tensor, _all_gather, out.view(-1), tensor)
+            if self._pair:
+                out[self.rank] = tensor
+                other = 1 - self.rank
+                moves = self._moves(tensor, out[other], other, other)
+                self._call("all-gather", tensor, _swap, *moves)
+            else:
+                self._call("all-gather", tensor, _all_gather, out.view(-1), tensor)
         self._count((self.size - 1) * tensor.nbytes, self.size - 1)
         return out
 
@@ -92,24 +100,39 @@ class DistributedGroup:
         return tensor
 
     def all_to_all(self, tensor: Tensor) -> Tensor:
-        out = torch.empty_like(tensor)
+        out = torch.empty_like(tensor, memory_format=torch.contiguous_format)
         with stage("exchange"):
-            self._call("all-to-all", tensor, dist.all_to_all_single, out, tensor.contiguous())
+            if self._pair:
+                out[self.rank] = tensor[self.rank]
+                other = 1 - self.rank
+                moves = self._moves(tensor[other], out[other], other, other)
+                self._call("all-to-all", tensor, _swap, *moves)
+            else:
+                self._call("all-to-all", tensor, dist.all_to_all_single, out, tensor.contiguous())
         self._count((self.size - 1) * tensor.nbytes // self.size, self.size - 1)
         return out
 
     def swap(self, tensor: Tensor, to: int | None, source: int | None) -> Tensor | None:
         out = torch.empty_like(tensor)
-        peers = dist.get_process_group_ranks(self.process_group)
-        moves = []
-        if to is not None:
-            moves.append(dist.P2POp(dist.isend, tensor, peers[to], self.process_group))
-        if source is not None:
-            moves.append(dist.P2POp(dist.irecv, out, peers[source], self.process_group))
+        moves = self._moves(tensor, out, to, source)
         with stage("exchange"):
             self._call("swap", tensor, _swap, *moves)
         self._count(0 if to is None else tensor.nbytes, 1 if moves else 0)
         return out if source is not None else None
+
+    def _moves(
+        self, sent: Tensor, out: Tensor, to: int | None, source: int | None
+    ) -> list[dist.P2POp]:
+        """Receive `out` from `source` while `sent` goes `to`."""
+        peers = dist.get_process_group_ranks(self.process_group)
+        moves = []
+        # In this order: Gloo asks for data on the connection it sends on, and a request behind a
+        # large message makes the two directions take turns.
+        if source is not None:
+            moves.append(dist.P2POp(dist.irecv, out, peers[source], self.process_group))
+        if to is not None:
+            moves.append(dist.P2POp(dist.isend, sent.contiguous(), peers[to], self.process_group))
+        return moves
 
     def split(self, local: int) -> "tuple[DistributedGroup, DistributedGroup]":
         if local not in self._splits:
