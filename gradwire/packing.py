@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.accumulate.layout import place
+from gradwire.config import Config
 from gradwire.errors import StateError
 from gradwire.types import Delivered
 
@@ -39,6 +40,7 @@ def state_dict(state: "State") -> dict[str, Any]:
         "user_skip": state._user_skip,
         "flush": state._flush,
         "config": state.config.asdict(),
+        "reason": state.reason,
         "bundles": [[slot.name for slot in bundle.slots] for bundle in state.bundles],
         "residual": _by_name(state, [bundle.buffer for bundle in state.bundles]),
         "velocity": _by_name(state, [bundle.velocity for bundle in state.bundles]),
@@ -105,6 +107,7 @@ def check(state: "State", saved: Mapping[str, Any]) -> None:
 def restore(state: "State", saved: Mapping[str, Any]) -> None:
     """Take over bundles, residuals, memories and counters."""
     homes = {slot.name: slot for bundle in state.bundles for slot in bundle.slots}
+    _take_choice(state, saved)
     state.rebundle([place([homes[name] for name in names]) for names in saved["bundles"]])
     for bundle, memory in zip(state.bundles, saved["memory"], strict=True):
         for slot in bundle.slots:
@@ -121,6 +124,15 @@ def restore(state: "State", saved: Mapping[str, Any]) -> None:
     state._user_skip, state._flush = bool(saved.get("user_skip")), bool(saved.get("flush"))
     scale = saved.get("scale")
     state._scale = None if scale is None else scale.to(state.device)
+
+
+def _take_choice(state: "State", saved: Mapping[str, Any]) -> None:
+    """What `method="auto"` had chosen, so that a resumed run goes on as the stopped one; with
+    another number of ranks it is measured anew."""
+    if state.auto is None or not saved.get("reason") or saved["world_size"] != state.group.size:
+        return
+    state.config = Config(**saved["config"])
+    state.auto, state.reason = None, saved["reason"]
 
 
 def _by_name(state: "State", vectors: Sequence[Tensor | None]) -> dict[str, Tensor]:

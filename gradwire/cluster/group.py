@@ -1,6 +1,6 @@
 """What an exchange may ask of the ranks, and the ranks of torch.distributed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -77,17 +77,12 @@ class DistributedGroup:
         backend = process_group._get_backend(device).name()
         self.on_stream = device.type == "cuda" and backend == "nccl"
         """Whether collectives are enqueued on the device's stream instead of blocking the host."""
-        self._pair = self.size == 2 and not self.on_stream
-        """Two ranks on Gloo: its own collectives often use one direction of the link at a time."""
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         out = tensor.new_empty(self.size, tensor.numel())
         with stage("exchange"):
-            if self._pair:
-                out[self.rank] = tensor
-                other = 1 - self.rank
-                moves = self._moves(tensor, out[other], other, other)
-                self._call("all-gather", tensor, _swap, *moves)
+            if self.size == 2 and not self.on_stream:
+                self._trade("all-gather", tensor.view(-1).expand(2, -1), out)
             else:
                 self._call("all-gather", tensor, _all_gather, out.view(-1), tensor)
         self._count((self.size - 1) * tensor.nbytes, self.size - 1)
@@ -100,39 +95,40 @@ class DistributedGroup:
         return tensor
 
     def all_to_all(self, tensor: Tensor) -> Tensor:
-        out = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+        tensor = tensor.contiguous()
+        out = torch.empty_like(tensor)
         with stage("exchange"):
-            if self._pair:
-                out[self.rank] = tensor[self.rank]
-                other = 1 - self.rank
-                moves = self._moves(tensor[other], out[other], other, other)
-                self._call("all-to-all", tensor, _swap, *moves)
+            if self.on_stream:
+                self._call("all-to-all", tensor, dist.all_to_all_single, out, tensor)
             else:
-                self._call("all-to-all", tensor, dist.all_to_all_single, out, tensor.contiguous())
+                self._trade("all-to-all", tensor, out)
         self._count((self.size - 1) * tensor.nbytes // self.size, self.size - 1)
         return out
 
     def swap(self, tensor: Tensor, to: int | None, source: int | None) -> Tensor | None:
         out = torch.empty_like(tensor)
-        moves = self._moves(tensor, out, to, source)
+        peers = dist.get_process_group_ranks(self.process_group)
+        moves = _moves(
+            [] if to is None else [(tensor, peers[to])],
+            [] if source is None else [(out, peers[source])],
+            self.process_group,
+        )
         with stage("exchange"):
             self._call("swap", tensor, _swap, *moves)
         self._count(0 if to is None else tensor.nbytes, 1 if moves else 0)
         return out if source is not None else None
 
-    def _moves(
-        self, sent: Tensor, out: Tensor, to: int | None, source: int | None
-    ) -> list[dist.P2POp]:
-        """Receive `out` from `source` while `sent` goes `to`."""
+    def _trade(self, name: str, rows: Tensor, out: Tensor) -> None:
+        """Row p of `rows` to rank p, and what rank p has for this one into row p of `out`."""
         peers = dist.get_process_group_ranks(self.process_group)
-        moves = []
-        # In this order: Gloo asks for data on the connection it sends on, and a request behind a
-        # large message makes the two directions take turns.
-        if source is not None:
-            moves.append(dist.P2POp(dist.irecv, out, peers[source], self.process_group))
-        if to is not None:
-            moves.append(dist.P2POp(dist.isend, sent.contiguous(), peers[to], self.process_group))
-        return moves
+        others = [p for p in range(self.size) if p != self.rank]
+        out[self.rank] = rows[self.rank]
+        moves = _moves(
+            [(rows[p], peers[p]) for p in others],
+            [(out[p], peers[p]) for p in others],
+            self.process_group,
+        )
+        self._call(name, rows, _swap, *moves)
 
     def split(self, local: int) -> "tuple[DistributedGroup, DistributedGroup]":
         if local not in self._splits:
@@ -199,6 +195,17 @@ class DistributedGroup:
                 f"rank {self.rank} of {self.size}: {name} of {tensor.nbytes} bytes failed in stage "
                 f"exchange: {error}"
             ) from error
+
+
+def _moves(
+    sent: Sequence[tuple[Tensor, int]],
+    received: Sequence[tuple[Tensor, int]],
+    group: dist.ProcessGroup,
+) -> list[dist.P2POp]:
+    """Receives before sends: Gloo asks for data on the connection that it sends on, and a request
+    behind a large message makes the two directions of a link take turns."""
+    moves = [dist.P2POp(dist.irecv, tensor, peer, group) for tensor, peer in received]
+    return moves + [dist.P2POp(dist.isend, tensor, peer, group) for tensor, peer in sent]
 
 
 def _swap(*moves: dist.P2POp, group: dist.ProcessGroup) -> None:

@@ -19,6 +19,7 @@ def meet(
     config: Config,
     slots: Sequence[Slot],
     device: torch.device,
+    auto: Mapping[str, Any] | None = None,
 ) -> DistributedGroup:
     """A communicator of our own over the ranks of `process_group`, after comparing what they hold.
 
@@ -29,7 +30,7 @@ def meet(
     timeout = timedelta(seconds=config.timeout)
     own = dist.new_group(ranks, timeout=timeout, use_local_synchronization=not everyone)
     group = DistributedGroup(own, device, timeout)
-    fields = config.asdict()
+    fields = config.asdict() | {"bounds of method='auto'": auto}
     fields["parameters"] = [[s.name, list(s.shape), str(s.dtype)] for s in slots]
     compare(group, fields)
     group.bytes_sent = group.rounds = 0
