@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gradwire.cluster.group import DistributedGroup
 from gradwire.plan.machine import MACHINES, Machine
 from gradwire.plan.network import GOODPUT
 from gradwire.train.place import Place
@@ -84,14 +85,9 @@ def _wait(device: torch.device) -> None:
 
 def between_ranks(place: Place) -> dict[str, Any]:
     """Link, latency and the shape of the cluster, measured by the ranks at hand; a collective."""
-
-    def gather(mine: Tensor) -> Tensor:
-        out = mine.new_empty(place.world * mine.numel())
-        single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        single(out, mine)
-        return out
-
-    rate, latency = place.share(measure_link(gather, place.world, place.device))
+    assert dist.group.WORLD is not None
+    group = DistributedGroup(dist.group.WORLD, place.device)
+    rate, latency = place.share(measure_link(group.all_gather, place.world, place.device))
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return {
         "rank": place.rank,

@@ -71,11 +71,11 @@ def page(found: Plan) -> str:
 
 
 def rates(found: Plan) -> Chart:
-    """Step time against link rate: the dense ways, the fastest others, and computing alone."""
+    """Step time against link rate: dense, topk by its fastest exchanges, and computing alone."""
     ways = shown(found)
     dense = [p for p in ways if p.way.method == "dense"]
     chosen = found.recommendation.prediction
-    rest = [p for p in ways if p.way.method != "dense" and p is not chosen]
+    rest = [p for p in ways if p.way.method == "topk" and p is not chosen]
     first = [] if chosen in dense else [chosen]
     xs = [rate / 1e6 for rate in RATES]
     lines = [

@@ -121,12 +121,12 @@ def _turning_point(
 
 
 def _why(best: Prediction, dense: Prediction, turn: float | None) -> str:
-    way = best.way
+    way, gain = best.way, _few(dense.seconds / best.seconds)
     text = (
         f"{way.name} at density {way.density:g} as {way.travels}: {_time(best.seconds)} a step "
-        f"against {_time(dense.seconds)} for {dense.way.name} ({dense.seconds / best.seconds:.2g}x)"
-        f" and {_time(best.compute)} without any exchange; it sends {best.bytes / 1e6:.3g} MB "
-        f"instead of {dense.bytes / 1e6:.3g}, in {_bundles(best)}."
+        f"against {_time(dense.seconds)} for {dense.way.name} ({gain}x)"
+        f" and {_time(best.compute)} without any exchange; it sends {_megabytes(best)} MB "
+        f"instead of {_megabytes(dense)}, in {_bundles(best)}."
     )
     if turn is not None:
         text += f" On links faster than {show_link(turn)} it would not pay."
@@ -155,5 +155,13 @@ def _bundles(p: Prediction) -> str:
     return f"{p.bundles} bundles of up to {p.bundle_mb:g} MB"
 
 
+def _megabytes(p: Prediction) -> str:
+    return _few(p.bytes / 1e6)
+
+
+def _few(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
 def _time(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+    return f"{_few(seconds)} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"

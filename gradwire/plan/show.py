@@ -7,7 +7,7 @@ from gradwire.plan.predict import PARTS, Prediction
 
 COLUMNS = ("", "density", "travels as", "step", "compute", "compress", "encode", "exchange")
 MORE = ("decode", "hidden", "MB sent", "bundles")
-WIDTH = 116
+WIDTH = 124
 
 
 def shown(found: Plan, everything: bool = False) -> list[Prediction]:

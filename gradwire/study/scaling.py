@@ -105,12 +105,13 @@ def _chart(name: str, rows: Sequence[Row]) -> Chart:
         if own:
             xs, ys = zip(*own, strict=True)
             lines.append(Line(way, xs, ys, "dots"))
-    xs = sorted({row["workers"] for row in rows})
-    lines.append(Line("computing alone", xs, [rows[0]["compute"]] * len(xs), "dashes", GREY))
-    where = f"{LINK} links, {LOCAL} {GPU} a node"
+    counts = sorted({row["workers"] for row in rows})
+    alone = [rows[0]["compute"]] * len(counts)
+    lines.append(Line("computing alone", counts, alone, "dashes", GREY))
+    where = f"{LINK}, nodes of {LOCAL} {GPU}"
     if name == "70B":
-        where = f"{LARGE_LINK} between regions, 20 ms, one h100-class worker each"
-    caption = f"{name}: seconds a step, {where}; k = 0.001 d, bf16"
+        where = f"{LARGE_LINK} and 20 ms between regions"
+    caption = f"{name}, {where}, k = 0.001 d"
     return Chart(f"scaling-{name}", caption, "workers", "seconds", lines, log_x=True, log_y=True)
 
 
