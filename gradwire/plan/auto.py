@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 import statistics
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ import torch
 
 from gradwire.cluster.group import Group
 from gradwire.errors import ConfigError
-from gradwire.plan.measure import measure_link, measure_machine
+from gradwire.plan.measure import measure_link, measure_machine, node_count
 from gradwire.plan.network import Network, show_link
 from gradwire.plan.planner import plan_for
 from gradwire.plan.recommend import Recommendation
@@ -85,7 +84,7 @@ class Auto:
     ) -> dict[str, Any]:
         bounds, ranks = self.bounds, state.group.size
         load = by_shapes([s.shape for s in reversed(state.slots)], "this model", seconds)
-        network = Network(ranks, _nodes(ranks), rate, latency)
+        network = Network(ranks, node_count(ranks), rate, latency)
         exchange = bounds.get("exchange", "")
         encodings = [(bounds.get("values", "fp32"), bounds.get("indices", "int32"))]
         density = bounds.get("density", ())
@@ -132,12 +131,6 @@ def _reason(found: Recommendation, seconds: float, rate: float, latency: float) 
         f"{1e6 * latency:.3g} us between ranks; "
     )
     return measured + found.reason
-
-
-def _nodes(ranks: int) -> int:
-    """As torchrun says; ranks of one machine count as nodes: it is their link that was measured."""
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return ranks // local if local < ranks and ranks % local == 0 else ranks
 
 
 def _between(begin: Mark, end: Mark) -> float:

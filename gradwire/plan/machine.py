@@ -12,7 +12,7 @@ class Costs:
 
     passes: the step of each method (accumulate, compress, settle) at density 0.1 %, over the
         memory floor, 12 bytes an entry.
-    slope: what each 1 of density adds to that; most: torch.topk, which it is never slower than.
+    slope: what each 1 of density adds to that, "" for methods not named; most: never more passes.
     The rest are nanoseconds an entry at `reference` bytes a second of memory: of encoding and
     decoding plain (int32) and packed indices, of adding one into the mean, of merging sorted lists,
     of a cell of a sketch.
@@ -21,7 +21,7 @@ class Costs:
     reference: float
     bundle: float
     passes: Mapping[str, float]
-    slope: float
+    slope: Mapping[str, float]
     most: float
     encode: tuple[float, float]
     decode: tuple[float, float]
@@ -48,12 +48,12 @@ CUDA = Costs(
         "exdyna": 12.9,
         "deft": 12.9,
     },
-    slope=64.0,
+    slope={"": 64.0},
     most=40.0,
     encode=(0.01, 0.06),
     decode=(0.01, 0.06),
     add=0.1,
-    merge=0.5,
+    merge=0.2,
     sketch=0.02,
 )
 """One H200: benchmarks/results/methods_202611.md. micro, exdyna and deft were not measured there,
@@ -77,15 +77,16 @@ CPU = Costs(
         "exdyna": 34.0,
         "deft": 38.0,
     },
-    slope=760.0,
-    most=50.0,
-    encode=(2.0, 18.0),
-    decode=(1.0, 45.0),
+    slope={"topk": 500.0, "randk": 1100.0, "": 160.0},
+    most=120.0,
+    encode=(2.0, 30.0),
+    decode=(1.0, 80.0),
     add=15.0,
-    merge=150.0,
-    sketch=25.0,
+    merge=50.0,
+    sketch=30.0,
 )
-"""A core of an AMD EPYC: the same page, and `gradwire bench encode`."""
+"""A core of an AMD EPYC: the same page; what depends on the density, merging and sketches from two
+ranks of benchmarks/results/plan_202611.md at 50 Mbit/s."""
 
 
 @dataclass(frozen=True)
@@ -122,8 +123,9 @@ class Machine:
     def select(self, method: str, density: float, entries: float) -> float:
         """Seconds of one step of error feedback: accumulate, compress, settle."""
         costs = self.costs
-        passes = costs.passes.get(method, costs.most) + costs.slope * max(0.0, density - 0.001)
-        return self.floor(entries) * min(passes, max(costs.most, costs.passes.get(method, 0.0)))
+        slope = costs.slope.get(method, costs.slope[""])
+        passes = costs.passes.get(method, costs.most) + slope * max(0.0, density - 0.001)
+        return self.floor(entries) * min(passes, costs.most)
 
 
 def _gpu(name: str, memory: float, teraflops: float) -> Machine:

@@ -83,16 +83,21 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def node_count(ranks: int) -> int:
+    """As torchrun says; ranks of one machine count as nodes: it is their link that was measured."""
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return ranks // local if local < ranks and ranks % local == 0 else ranks
+
+
 def between_ranks(place: Place) -> dict[str, Any]:
     """Link, latency and the shape of the cluster, measured by the ranks at hand; a collective."""
     assert dist.group.WORLD is not None
     group = DistributedGroup(dist.group.WORLD, place.device)
     rate, latency = place.share(measure_link(group.all_gather, place.world, place.device))
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return {
         "rank": place.rank,
         "ranks": place.world,
-        "nodes": max(1, place.world // local),
+        "nodes": node_count(place.world),
         "link": 8 * rate / GOODPUT,
         "latency": latency,
     }

@@ -66,11 +66,12 @@ def _received(task: Task, device: Machine, network: Network) -> float:
         return ranks * k * (read + costs.merge + costs.add)
     if task.exchange == "gtopk":
         rounds = ranks.bit_length() - 1 + (ranks & (ranks - 1) > 0)
-        return rounds * 2 * k * (read + 2 * costs.merge) + k * costs.add
+        # Each merge adds, selects, encodes, and subtracts what it cut.
+        return rounds * 2 * k * (read + 10 * costs.merge) + k * costs.add
     if task.exchange == "oktopk":
         # Choices to their owners, sums back: about 1.5 k each, merged once each, and what is kept
         # of the own choices is found again.
-        return 3 * k * (read + 3 * costs.merge) + k * costs.add
+        return 3 * k * (read + 18 * costs.merge) + k * costs.add
     if task.exchange == "hierarchical":
         return network.nodes * k * (read + costs.add)
     return ranks * k * (read + costs.add)

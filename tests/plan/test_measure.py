@@ -5,7 +5,7 @@ import torch
 
 from gradwire.plan import measure
 from gradwire.plan.auto import SKIPPED, Auto
-from gradwire.plan.measure import measure_link, measure_machine
+from gradwire.plan.measure import measure_link, measure_machine, node_count
 from gradwire.stages import Clock
 
 CPU = torch.device("cpu")
@@ -28,6 +28,12 @@ def test_rate_and_latency_are_found_again(monkeypatch):
 def test_one_rank_has_no_link():
     rate, latency = measure_link(lambda mine: mine, 1, CPU)
     assert (rate > 1e12, latency) == (True, 0)
+
+
+def test_a_single_machines_ranks_count_as_nodes(monkeypatch):
+    for local, nodes in (("4", 4), ("2", 2), ("3", 4), ("1", 4)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
+        assert node_count(4) == nodes
 
 
 def test_the_memory_of_this_machine_is_measured():
