@@ -18,8 +18,9 @@ from gradwire.state import State
 from gradwire.types import Sparse
 from gradwire.version import __version__
 
-# Last: the function takes the place of the package of the same name, which stays importable.
+# Last: the functions take the place of the packages of the same names, which stay importable.
 from gradwire.operator import compress  # isort: skip
+from gradwire.plan.planner import plan  # isort: skip
 
 __all__ = [
     "Config",
@@ -33,5 +34,6 @@ __all__ = [
     "ddp_hook",
     "load",
     "local_steps",
+    "plan",
     "save",
 ]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.accumulate.layout import place
+from gradwire.config import Config
 from gradwire.errors import StateError
 from gradwire.intact import check_bundles, check_numbers, check_tensors
 from gradwire.types import Delivered
@@ -49,6 +50,7 @@ def header(state: "State") -> dict[str, Any]:
         "user_skip": state._user_skip,
         "flush": state._flush,
         "config": state.config.asdict(),
+        "reason": state.reason,
         "bundles": [[slot.name for slot in bundle.slots] for bundle in state.bundles],
         # Methods change their memory in place.
         "memory": [{k: v.clone().cpu() for k, v in b.memory.items()} for b in state.bundles],
@@ -115,6 +117,7 @@ def check(state: "State", saved: Mapping[str, Any]) -> None:
 def restore(state: "State", saved: Mapping[str, Any]) -> None:
     """Take over bundles, residuals, memories and counters."""
     homes = {slot.name: slot for bundle in state.bundles for slot in bundle.slots}
+    _take_choice(state, saved)
     state.rebundle([place([homes[name] for name in names]) for names in saved["bundles"]])
     for bundle, memory in zip(state.bundles, saved["memory"], strict=True):
         for slot in bundle.slots:
@@ -131,6 +134,15 @@ def restore(state: "State", saved: Mapping[str, Any]) -> None:
     state._user_skip, state._flush = bool(saved.get("user_skip")), bool(saved.get("flush"))
     scale = saved.get("scale")
     state._scale = None if scale is None else scale.to(state.device)
+
+
+def _take_choice(state: "State", saved: Mapping[str, Any]) -> None:
+    """What `method="auto"` had chosen, so that a resumed run goes on as the stopped one; with
+    another number of ranks it is measured anew."""
+    if state.auto is None or not saved.get("reason") or saved["world_size"] != state.group.size:
+        return
+    state.config = Config(**saved["config"])
+    state.auto, state.reason = None, saved["reason"]
 
 
 def _by_name(state: "State", vectors: Sequence[Tensor | None]) -> dict[str, Tensor]:

@@ -55,6 +55,10 @@ class State:
         self.process_group = process_group
         self.scaler = scaler
         self.engine: Any = None
+        self.auto: Any = None
+        """Measures steps until it is decided how to go on; None when that is known."""
+        self.reason = ""
+        """Why `method="auto"` chose this config."""
         self.bundles: list[Bundle] = []
         self.steps = 0
         self._counts: Counter[str] = Counter()
@@ -70,6 +74,7 @@ class State:
         """Cut the parameters into bundles and allocate their residuals."""
         self.group = group
         self.device = device
+        self.slots = list(slots)
         self.clock = Clock(device)
         self._entries = torch.zeros((), dtype=torch.int64, device=device)
         self._skips = torch.zeros((), dtype=torch.int64, device=device)
@@ -93,6 +98,31 @@ class State:
             for i, slots in enumerate(bundles)
         ]
         self._homes = {s.name: (b, s) for b in self.bundles for s in b.slots}
+
+    @torch.no_grad()
+    def settle_auto(self) -> None:
+        """Go on as `auto` says, after what it measured. Between `begin` and the first bundle."""
+        fields, self.reason = self.auto.decide(self)
+        self.auto = None
+        self.switch(configure(self.config, fields))
+        log.info("auto: %s", self.reason)
+
+    def switch(self, config: Config) -> None:
+        """Go on with another config: residuals and momentum stay. Between `begin` and the first
+        bundle of a step; on every rank."""
+        old = self.bundles
+        for bundle in old:
+            bundle.settle(self._skipped)
+            self._counts["clipped"] += int(bundle.clipped)
+        self.config = config
+        self.rebundle(arrange(self.slots, config.bundle_mb * 1e6, config.dense))
+        for bundle in old:
+            for slot in bundle.slots:
+                new, place = self.home(slot.name)
+                new.view(new.buffer, place).copy_(bundle.view(bundle.buffer, slot))
+                if bundle.velocity is not None and new.velocity is not None:
+                    new.view(new.velocity, place).copy_(bundle.view(bundle.velocity, slot))
+        prepare(self.bundles, config, self.group)
 
     @property
     def opened(self) -> bool:

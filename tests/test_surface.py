@@ -7,7 +7,7 @@ import gradwire
 
 PUBLIC = {
     "Config", "Sparse", "State", "VirtualCluster", "__version__", "attach", "average", "compress",
-    "ddp_hook", "load", "local_steps", "save",
+    "ddp_hook", "load", "local_steps", "plan", "save",
 }  # fmt: skip
 
 

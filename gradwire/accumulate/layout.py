@@ -26,9 +26,9 @@ def arrange(slots: Sequence[Slot], bundle_bytes: float, dense: Sequence[str]) ->
     """The bundles: slots in the order given, cut where the dtype, the rule or the size asks for it.
 
     A bundle holds one dtype of one unit, is dense or compressed as a whole, and is closed when it
-    has `bundle_bytes` of fp32 entries or more. DDP closes its buckets by the same rule: both then end
-    at nearly the same layer, no small parameter before a large one travels alone, and what is left
-    for the end of the backward pass, which nothing hides, is small.
+    has `bundle_bytes` of fp32 entries or more. DDP closes its buckets by the same rule: both then
+    end at nearly the same layer, no small parameter before a large one travels alone, and what is
+    left for the end of the backward pass, which nothing hides, is small.
     """
     check_rules(slots, dense)
     open_bundles: dict[tuple[object, ...], list[Slot]] = {}

@@ -8,6 +8,7 @@ import typer
 from gradwire.cli.doctor import doctor
 from gradwire.cli.lab import lab_app
 from gradwire.cli.methods import methods
+from gradwire.cli.plan import plan
 from gradwire.cli.report import report
 from gradwire.cli.study import study
 from gradwire.cli.train import EXAMPLES, train
@@ -34,6 +35,7 @@ def root(version: bool = typer.Option(False, "--version", help="Show the version
 
 app.command(epilog=EXAMPLES)(train)
 app.command()(methods)
+app.command()(plan)
 app.command()(study)
 app.command()(report)
 app.command()(doctor)

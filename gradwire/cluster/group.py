@@ -1,7 +1,7 @@
 """What an exchange may ask of the ranks, and the ranks of torch.distributed."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -83,7 +83,10 @@ class DistributedGroup:
     def all_gather(self, tensor: Tensor) -> Tensor:
         out = tensor.new_empty(self.size, tensor.numel())
         with stage("exchange"):
-            self._call("all-gather", tensor, _all_gather, out.view(-1), tensor)
+            if self.size == 2 and not self.on_stream:
+                self._trade("all-gather", tensor.view(-1).expand(2, -1), out)
+            else:
+                self._call("all-gather", tensor, _all_gather, out.view(-1), tensor)
         self._count((self.size - 1) * tensor.nbytes, self.size - 1)
         return out
 
@@ -94,24 +97,40 @@ class DistributedGroup:
         return tensor
 
     def all_to_all(self, tensor: Tensor) -> Tensor:
+        tensor = tensor.contiguous()
         out = torch.empty_like(tensor)
         with stage("exchange"):
-            self._call("all-to-all", tensor, dist.all_to_all_single, out, tensor.contiguous())
+            if self.on_stream:
+                self._call("all-to-all", tensor, dist.all_to_all_single, out, tensor)
+            else:
+                self._trade("all-to-all", tensor, out)
         self._count((self.size - 1) * tensor.nbytes // self.size, self.size - 1)
         return out
 
     def swap(self, tensor: Tensor, to: int | None, source: int | None) -> Tensor | None:
         out = torch.empty_like(tensor)
         peers = dist.get_process_group_ranks(self.process_group)
-        moves = []
-        if to is not None:
-            moves.append(dist.P2POp(dist.isend, tensor, peers[to], self.process_group))
-        if source is not None:
-            moves.append(dist.P2POp(dist.irecv, out, peers[source], self.process_group))
+        moves = _moves(
+            [] if to is None else [(tensor, peers[to])],
+            [] if source is None else [(out, peers[source])],
+            self.process_group,
+        )
         with stage("exchange"):
             self._call("swap", tensor, _swap, *moves)
         self._count(0 if to is None else tensor.nbytes, 1 if moves else 0)
         return out if source is not None else None
+
+    def _trade(self, name: str, rows: Tensor, out: Tensor) -> None:
+        """Row p of `rows` to rank p, and what rank p has for this one into row p of `out`."""
+        peers = dist.get_process_group_ranks(self.process_group)
+        others = [p for p in range(self.size) if p != self.rank]
+        out[self.rank] = rows[self.rank]
+        moves = _moves(
+            [(rows[p], peers[p]) for p in others],
+            [(out[p], peers[p]) for p in others],
+            self.process_group,
+        )
+        self._call(name, rows, _swap, *moves)
 
     def split(self, local: int) -> "tuple[DistributedGroup, DistributedGroup]":
         if local not in self._splits:
@@ -189,6 +208,17 @@ class DistributedGroup:
         if self.on_stream or self.size == 1:
             return ""
         return f"{roll_call(self.process_group.group_name, self.size)} "
+
+
+def _moves(
+    sent: Sequence[tuple[Tensor, int]],
+    received: Sequence[tuple[Tensor, int]],
+    group: dist.ProcessGroup,
+) -> list[dist.P2POp]:
+    """Receives before sends: Gloo asks for data on the connection that it sends on, and a request
+    behind a large message makes the two directions of a link take turns."""
+    moves = [dist.P2POp(dist.irecv, tensor, peer, group) for tensor, peer in received]
+    return moves + [dist.P2POp(dist.isend, tensor, peer, group) for tensor, peer in sent]
 
 
 def _swap(*moves: dist.P2POp, group: dist.ProcessGroup) -> None:

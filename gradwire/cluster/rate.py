@@ -14,7 +14,7 @@ BLOCK = 1 << 18
 PATIENCE = 10.0
 
 
-def parse_rate(text: str) -> int:
+def parse_rate(text: str, fastest: int = FASTEST) -> int:
     """Bits a second of `100mbit`, `2.5gbit`, ..."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg])bit", text.strip().lower())
     if match is None:
@@ -22,9 +22,9 @@ def parse_rate(text: str) -> int:
             f"link must be a number and kbit, mbit or gbit, such as 100mbit, got {text!r}"
         )
     rate = float(match[1]) * UNITS[match[2]]
-    if not SLOWEST <= rate <= FASTEST:
+    if not SLOWEST <= rate <= fastest:
         raise ConfigError(
-            f"link must be from {show_rate(SLOWEST)} to {show_rate(FASTEST)}, got {text!r:.60}"
+            f"link must be from {show_rate(SLOWEST)} to {show_rate(fastest)}, got {text!r:.60}"
         )
     return round(rate)
 

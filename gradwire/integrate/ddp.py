@@ -20,6 +20,7 @@ from gradwire.integrate.refuse import (
     refuse_watched_join,
     unwrap,
 )
+from gradwire.plan.auto import split_bounds
 from gradwire.state import State
 
 _ports: "weakref.WeakKeyDictionary[DistributedDataParallel, Port]" = weakref.WeakKeyDictionary()
@@ -65,6 +66,10 @@ def attach(
     The residuals take 4 bytes a parameter (8 for bf16 and fp16 ones), momentum correction 4 more.
     With `momentum` the optimiser must have none of its own, which attach does not see: momentum
     would act twice.
+
+    method="auto" sends dense for a few steps, measures them and the link, and goes on with what
+    `gradwire.plan` recommends, which may be dense; `wire.reason` and the log say why. `density`, or
+    `min_density` (0.01), `exchange`, `values`, `indices` and `bundle_mb` bound the choice.
     """
     if replicate_group is not None or is_sharded(model):
         from gradwire.integrate.fsdp import attach_sharded
@@ -79,7 +84,11 @@ def attach(
         raise AttachError(
             "this model is attached already: call wire.detach() and take a step first"
         )
+    auto = None
+    if fields.get("method") == "auto":
+        auto, fields = split_bounds(fields)
     wire = Wire(module, config, scaler=scaler, **fields)
+    wire.auto = auto
     wire.engine = Engine(wire, watch_unused=module.find_unused_parameters or module.static_graph)
     wire.engine.open(_parameters(module))
     if port is None:

@@ -16,6 +16,7 @@ from gradwire.errors import AttachError, DriftError, ExchangeError
 from gradwire.integrate.buckets import Buckets, UsedParameters, Waiting
 from gradwire.integrate.handshake import meet
 from gradwire.integrate.ordered import OrderedThread
+from gradwire.plan.auto import Auto
 from gradwire.stages import timed_by
 from gradwire.state import State
 from gradwire.types import Slot
@@ -51,7 +52,8 @@ class Engine:
             self._names = {id(p): f"p{i}" for i, p in enumerate(parameters)}
         slots = [slot_of(p, self._names[id(p)]) for p in parameters]
         device = parameters[0].device
-        group = meet(state.process_group, state.config, slots, device)
+        bounds = None if state.auto is None else state.auto.bounds
+        group = meet(state.process_group, state.config, slots, device, bounds)
         state.open(slots, device, group)
         self._buckets = Buckets(state, self._names)
         if self._watch_unused:
@@ -103,6 +105,8 @@ class Engine:
     def _arrive(self, bucket: dist.GradBucket, future: "Future[object]") -> None:
         if bucket.index() == 0:
             self._begin()
+        if self._state.auto is not None and bucket.is_last():
+            self._state.auto.mark("last")
         for bundle in self._buckets.arrive(bucket, future):
             self._start(bundle)
 
@@ -116,6 +120,25 @@ class Engine:
             self._check_drift()
         with self._side_stream():
             self._state.begin()
+        if self._state.auto is not None:
+            self._measure(self._state.auto)
+
+    def _measure(self, auto: Auto) -> None:
+        """One step more for `auto`; after the last one it says how to go on."""
+        auto.begin(self._state.clock)
+        if not auto.due:
+            return
+        if self._thread is None:
+            with self._side_stream():
+                self._state.settle_auto()
+        else:
+            ready = self._ready()
+            self._thread.wait(lambda: self._settle_auto(ready))
+        self._buckets.reset()
+
+    def _settle_auto(self, ready: "torch.cuda.Event | None") -> None:
+        with self._side_stream(ready), torch.no_grad():
+            self._state.settle_auto()
 
     def _check_drift(self) -> None:
         """Waits for the answer: an error raised from the hook itself keeps its type."""
@@ -174,6 +197,8 @@ class Engine:
             unused = self._used.unused_everywhere(bundle, state)
         update = state.process(bundle, self._buckets.gradients(bundle), unused)
         done = self._buckets.finish(bundle, update)
+        if state.auto is not None and self._buckets.idle:
+            state.auto.mark("done")
         if self._used is not None and self._buckets.idle:
             self._used.clear()
         return done

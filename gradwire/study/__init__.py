@@ -1,11 +1,29 @@
 """The papers' figures and tables, one file each; and what they leave open."""
 
-from gradwire.study import adam, bounds, buildup, convergence, distributions, local_steps, operators
+from gradwire.study import (
+    adam,
+    bounds,
+    buildup,
+    convergence,
+    distributions,
+    local_steps,
+    operators,
+    scaling,
+)
 from gradwire.study.study import Page, Settings, Study
 
 STUDIES: dict[str, Study] = {
     module.STUDY.name: module.STUDY
-    for module in (distributions, bounds, operators, convergence, buildup, local_steps, adam)
+    for module in (
+        distributions,
+        bounds,
+        operators,
+        convergence,
+        scaling,
+        buildup,
+        local_steps,
+        adam,
+    )
 }
 
 __all__ = ["STUDIES", "Page", "Settings", "Study"]

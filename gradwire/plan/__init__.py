@@ -1,0 +1,1 @@
+"""What will a step cost, and does compressing pay? Predictions, and a choice with its reason."""

@@ -1,0 +1,143 @@
+"""method="auto": dense for a few steps, then what the planner recommends for what was measured."""
+
+import itertools
+import json
+import statistics
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gradwire.cluster.group import Group
+from gradwire.errors import ConfigError
+from gradwire.plan.measure import measure_link, measure_machine, node_count
+from gradwire.plan.network import Network, show_link
+from gradwire.plan.planner import plan_for
+from gradwire.plan.recommend import Recommendation
+from gradwire.plan.ways import ENCODINGS
+from gradwire.plan.workload import by_shapes
+from gradwire.stages import Clock, Mark
+
+if TYPE_CHECKING:
+    from gradwire.state import State
+
+SKIPPED, MEASURED = 2, 5
+"""Steps: in the first ones DDP builds its buckets anew and caches are cold."""
+MIN_DENSITY = 0.01
+"""Below it accuracy may suffer, and nobody is there to be asked."""
+BOUNDS = ("density", "min_density", "values", "indices", "exchange", "bundle_mb")
+
+
+class Auto:
+    """What was measured so far of the steps, and the bounds of the choice.
+
+    A worker computes from the end of one exchange to the first bucket of the next step, and on to
+    its last bucket; the rest of a step is exchange that nothing hides.
+    """
+
+    def __init__(self, bounds: Mapping[str, Any]) -> None:
+        self.bounds = dict(bounds)
+        self._clock: Clock | None = None
+        self._marks: list[dict[str, Mark]] = []
+
+    def begin(self, clock: Clock) -> None:
+        """The first bucket of a step is here."""
+        self._clock = clock
+        self._marks.append({"first": clock.mark()})
+
+    def mark(self, name: str) -> None:
+        """The "last" bucket is here, or everything is "done"."""
+        if self._clock is not None and self._marks:
+            self._marks[-1][name] = self._clock.mark()
+
+    @property
+    def due(self) -> bool:
+        """Whether enough steps were measured; the same on every rank."""
+        return len(self._marks) > SKIPPED + MEASURED
+
+    def compute_seconds(self) -> float:
+        """One step without any exchange, the median. Waits for the device."""
+        steps = self._marks[SKIPPED:]
+        spent = [
+            _between(a["first"], a["last"]) + _between(a["done"], b["first"])
+            for a, b in itertools.pairwise(steps)
+            if "last" in a and "done" in a
+        ]
+        return max(0.0, statistics.median(spent)) if spent else 0.0
+
+    def decide(self, state: "State") -> tuple[dict[str, Any], str]:
+        """Fields for Config, and why: rank 0's choice. A collective call."""
+        group, device = state.group, state.device
+        counted = group.bytes_sent, group.rounds
+        mine = torch.tensor([self.compute_seconds()], dtype=torch.float64, device=device)
+        seconds = float(group.all_gather(mine).max())
+        rate, latency = measure_link(group.all_gather, group.size, device)
+        chosen: dict[str, Any] = {}
+        if group.rank == 0:
+            chosen = self._choose(state, seconds, rate, latency)
+        chosen = from_first(group, chosen, device)
+        group.bytes_sent, group.rounds = counted
+        return chosen["fields"], chosen["reason"]
+
+    def _choose(
+        self, state: "State", seconds: float, rate: float, latency: float
+    ) -> dict[str, Any]:
+        bounds, ranks = self.bounds, state.group.size
+        load = by_shapes([s.shape for s in reversed(state.slots)], "this model", seconds)
+        network = Network(ranks, node_count(ranks), rate, latency)
+        exchange = bounds.get("exchange", "")
+        encodings = [(bounds.get("values", "fp32"), bounds.get("indices", "int32"))]
+        density = bounds.get("density", ())
+        least = density or bounds.get("min_density", MIN_DENSITY)
+        found = plan_for(
+            load,
+            measure_machine(state.device),
+            network,
+            [f"topk/{exchange}" if exchange else "topk"],
+            density,
+            least,
+            bounds.get("bundle_mb"),
+            encodings if {"values", "indices"} & bounds.keys() else ENCODINGS,
+        ).recommendation
+        return {"fields": found.fields, "reason": _reason(found, seconds, rate, latency)}
+
+
+def split_bounds(fields: Mapping[str, Any]) -> tuple[Auto, dict[str, Any]]:
+    """What bounds the choice, and the fields to begin with: dense."""
+    bounds = {k: v for k, v in fields.items() if k in BOUNDS}
+    if str(bounds.get("exchange", "")).startswith("dense"):
+        raise ConfigError(
+            f"method='auto' chooses whether to send dense: leave out exchange="
+            f"{bounds['exchange']!r}, or use method='dense'"
+        )
+    rest = {k: v for k, v in fields.items() if k not in BOUNDS or k == "bundle_mb"}
+    return Auto(bounds), rest | {"method": "dense", "exchange": "dense"}
+
+
+def from_first(group: Group, value: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """Rank 0's `value`, plain enough for JSON, on every rank. A collective call."""
+    text = json.dumps(dict(value)).encode()
+    length = torch.tensor([len(text)], dtype=torch.int64, device=device)
+    longest = int(group.all_gather(length).max())
+    padded = torch.zeros(longest, dtype=torch.uint8)
+    padded[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    first = group.all_gather(padded.to(device))[0].cpu()
+    return json.loads(bytes(first.tolist()).rstrip(b"\0"))
+
+
+def _reason(found: Recommendation, seconds: float, rate: float, latency: float) -> str:
+    measured = (
+        f"measured: {1e3 * seconds:.3g} ms of computing a step, {show_link(rate)} and "
+        f"{1e6 * latency:.3g} us between ranks; "
+    )
+    return measured + found.reason
+
+
+def _between(begin: Mark, end: Mark) -> float:
+    if isinstance(begin, torch.cuda.Event) and isinstance(end, torch.cuda.Event):
+        end.synchronize()
+        begin.synchronize()
+        return begin.elapsed_time(end) / 1e3
+    assert isinstance(begin, float)
+    assert isinstance(end, float)
+    return end - begin

@@ -1,0 +1,85 @@
+"""All ways of exchanging that can work, and which of them may be recommended."""
+
+from collections.abc import Iterator, Sequence
+
+from gradwire.compress import METHODS
+from gradwire.config import Config
+from gradwire.errors import ConfigError, unknown
+from gradwire.exchange import EXCHANGES
+from gradwire.exchange.table import Table
+from gradwire.plan.network import Network
+from gradwire.plan.predict import Way
+
+ENCODINGS = (
+    ("fp32", "int32"),
+    ("fp32", "packed"),
+    ("bf16", "int32"),
+    ("bf16", "packed"),
+    ("int8", "packed"),
+)
+"""Values and indices that are compared."""
+DENSITIES = (0.1, 0.01, 0.001)
+DENSE = (Way("dense", "dense"), Way("dense", "dense-bf16"))
+BEST = ("topk", "gaussiank", "dgc", "trimmed", "mstopk")
+"""Methods that choose the k largest: the others are predicted, never recommended."""
+ARRIVES = ("union", "allgather", "hierarchical", "oktopk", "gtopk")
+"""Exchanges that may be recommended, those first that take most out of the residuals in a step
+(docs/exchanges.md). Sketches find little in Gaussian gradients."""
+
+
+def all_ways(
+    network: Network,
+    densities: Sequence[float],
+    methods: Sequence[str] = (),
+    encodings: Sequence[tuple[str, str]] = ENCODINGS,
+) -> list[Way]:
+    """The dense ways, and every method x exchange x encoding x density that Config accepts."""
+    for name in methods:
+        method, _, exchange = name.partition("/")
+        if method not in METHODS:
+            raise unknown("method", method, METHODS)
+        if exchange and exchange not in EXCHANGES:
+            raise unknown("exchange", exchange, EXCHANGES)
+    names = methods or [m for m in METHODS if m != "dense"]
+    sparse = [w for n in names for w in _of(n, network, densities, encodings)]
+    return [*DENSE, *dict.fromkeys(sparse)]
+
+
+def _of(
+    name: str,
+    network: Network,
+    densities: Sequence[float],
+    encodings: Sequence[tuple[str, str]],
+) -> Iterator[Way]:
+    method, _, asked = name.partition("/")
+    for exchange in [asked] if asked else [x for x in EXCHANGES if not x.startswith("dense")]:
+        if exchange == "hierarchical" and (network.local == 1 or network.nodes == 1):
+            continue
+        for values, indices in encodings:
+            for density in densities:
+                way = Way(method, exchange, values, _indices(method, indices), density)
+                if method != "dense" and _works(way):
+                    yield way
+
+
+def _indices(method: str, indices: str) -> str:
+    """Where no index travels there is nothing to pack."""
+    return "int32" if METHODS[method].common({}) else indices
+
+
+def _works(way: Way) -> bool:
+    if way.exchange in ("sketched", "gs-sgd"):
+        table = Table()
+        if table.width(10**9) < 4 * way.density * 10**9 or way.indices != "int32":
+            return False
+    try:
+        Config(
+            method=way.method,
+            exchange=way.exchange,
+            values=way.values,
+            indices=way.indices,
+            density=way.density,
+        )
+    except ConfigError:
+        return False
+    return True

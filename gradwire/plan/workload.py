@@ -1,0 +1,187 @@
+"""What is trained: parameters in the order their gradients come, and when each one comes."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from gradwire.accumulate.layout import arrange
+from gradwire.errors import ConfigError
+from gradwire.models import ModelSpec, spec
+from gradwire.plan.machine import Machine
+from gradwire.types import MAX_SIZE, Slot, align
+
+BACKWARD = 2 / 3
+"""The backward pass takes two of three multiplications."""
+FRAMES = 200
+"""Of a spoken sentence, where the network has no fixed input."""
+PIECES = 256
+"""A number of parameters is cut into so many, of one size."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A network on one worker, without any exchange.
+
+    sizes: entries of each parameter, the last layer's first, as gradients come. weights: the share
+    of the backward pass that ends with this gradient. seconds: one step of one worker alone.
+    """
+
+    name: str
+    sizes: tuple[int, ...]
+    weights: tuple[float, ...]
+    seconds: float
+    measured: bool
+    """Whether the seconds were given, not computed from FLOP."""
+
+    @property
+    def entries(self) -> int:
+        return sum(self.sizes)
+
+    def bundles(self, bundle_mb: float) -> "list[Part]":
+        """As `attach` makes them, in the order in which they are exchanged."""
+        return _bundles(self.sizes, self.weights, min(bundle_mb * 1e6, 4.0 * MAX_SIZE))
+
+
+class Part(NamedTuple):
+    """A bundle: its entries, with padding too, and its share of the backward pass."""
+
+    entries: int
+    size: int
+    share: float
+
+
+@lru_cache(maxsize=64)
+def _bundles(sizes: tuple[int, ...], weights: tuple[float, ...], limit: float) -> list[Part]:
+    slots = [Slot(str(i), (n,), (1,), torch.float32, 0, n) for i, n in enumerate(sizes)]
+    return [
+        Part(
+            sum(s.numel for s in b),
+            sum(align(s.numel) for s in b),
+            sum(weights[int(s.name)] for s in b),
+        )
+        for b in arrange(slots, limit, ())
+    ]
+
+
+def by_name(name: str, device: Machine, batch: int | None, seconds: float | None) -> Workload:
+    """A network of `gradwire.models`; its seconds, unless given, are FLOP / sustained FLOP/s."""
+    found = spec(name)
+    batch = found.batch if batch is None else batch
+    if batch < 1:
+        raise ConfigError(f"batch must be at least 1, got {batch}")
+    sizes, macs = _profile(name)
+    flops = 3 * 2 * batch * sum(macs)
+    return Workload(
+        name,
+        sizes,
+        _shares(macs),
+        flops / device.flops if seconds is None else _check_seconds(seconds),
+        seconds is not None,
+    )
+
+
+@lru_cache(maxsize=16)
+def _profile(name: str) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Entries and multiplications of each parameter, the last layer's first."""
+    found = spec(name)
+    with torch.device("meta"):
+        model = found.build()
+    macs = _macs(model, found)
+    own = [(n, p.numel()) for n, p in model.named_parameters() if p.requires_grad][::-1]
+    return tuple(n for _, n in own), tuple(macs.get(name, 0.0) for name, _ in own)
+
+
+def by_shapes(shapes: Sequence[Sequence[int]], name: str, seconds: float | None) -> Workload:
+    """Parameters of these shapes, first layer first; gradients come at an even pace."""
+    sizes = [math.prod(int(n) for n in shape) for shape in shapes][::-1]
+    if not sizes or min(sizes) < 1:
+        raise ConfigError(f"{name}: no parameters, or one without entries")
+    if seconds is None:
+        raise ConfigError(f"{name}: the time of a step is not known from shapes: give step_seconds")
+    return Workload(name, tuple(sizes), _shares(sizes), _check_seconds(seconds), True)
+
+
+def by_file(path: Path, seconds: float | None) -> Workload:
+    """A `.pt` of shapes: a list of them, or names to shapes or to tensors, as a state_dict."""
+    try:
+        saved = torch.load(path, map_location="meta", weights_only=True)
+    except FileNotFoundError:
+        raise ConfigError(f"{path} is not there; model is a name or a .pt of shapes") from None
+    except Exception as error:
+        text = str(error).splitlines()[0]
+        raise ConfigError(f"{path} is no .pt of shapes: {text}") from error
+    return by_shapes(list(_shapes(saved, path)), path.stem, seconds)
+
+
+def by_count(params: int, seconds: float | None) -> Workload:
+    """So many parameters, in pieces of one size."""
+    if not isinstance(params, int) or isinstance(params, bool) or params < 1:
+        raise ConfigError(f"params must be a whole number of at least 1, got {params!r}")
+    pieces = min(params, max(PIECES, -(-params // (MAX_SIZE // 2))))
+    shapes = [[params // pieces + (i < params % pieces)] for i in range(pieces)]
+    return by_shapes(shapes, f"{params:,} parameters", seconds)
+
+
+def _shapes(saved: Any, path: Path) -> Iterator[Sequence[int]]:
+    found = saved.values() if isinstance(saved, Mapping) else saved
+    if not isinstance(saved, Mapping | list | tuple):
+        raise ConfigError(f"{path} holds {type(saved).__name__}, not a list or a dict of shapes")
+    for shape in found:
+        if isinstance(shape, Tensor):
+            yield tuple(shape.shape)
+        elif isinstance(shape, list | tuple) and all(isinstance(n, int) for n in shape):
+            yield shape
+        else:
+            raise ConfigError(f"{path} holds {shape!r}, which is neither a shape nor a tensor")
+
+
+def _macs(model: nn.Module, found: ModelSpec) -> dict[str, float]:
+    """Multiplications of one example's forward pass, by name of the weight."""
+    out: dict[str, float] = {}
+    handles = []
+
+    def count(name: str) -> Any:
+        def hook(module: nn.Module, _: Any, output: Any) -> None:
+            y = output[0] if isinstance(output, tuple) else output
+            channels = y.shape[-1] if not isinstance(module, nn.Conv1d | nn.Conv2d) else y.shape[1]
+            for own, parameter in module.named_parameters(recurse=False):
+                if parameter.dim() > 1:
+                    key = f"{name}.{own}" if name else own
+                    out[key] = out.get(key, 0.0) + parameter.numel() * (y.numel() // channels)
+
+        return hook
+
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Linear | nn.LSTM):
+            handles.append(module.register_forward_hook(count(name)))
+    with torch.no_grad():
+        model.eval()(*_inputs(found))
+    for handle in handles:
+        handle.remove()
+    return out
+
+
+def _inputs(found: ModelSpec) -> list[Tensor]:
+    if found.task == "language":
+        return [torch.zeros(1, *found.shape, dtype=torch.long, device="meta")]
+    if found.task == "speech":
+        lengths = torch.full((1,), FRAMES, device="meta")
+        return [torch.zeros(1, *found.shape, FRAMES, device="meta"), lengths]
+    return [torch.zeros(1, *found.shape, device="meta")]
+
+
+def _shares(weights: Sequence[float]) -> tuple[float, ...]:
+    total = sum(weights)
+    return tuple(w / total for w in weights)
+
+
+def _check_seconds(seconds: float) -> float:
+    if not 0 <= seconds < math.inf:
+        raise ConfigError(f"step_seconds must be 0 or more, got {seconds!r}")
+    return float(seconds)

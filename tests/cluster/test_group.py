@@ -1,0 +1,29 @@
+"""The ranks of torch.distributed: what they trade, and in which order."""
+
+import torch
+import torch.distributed as dist
+
+from gradwire.cluster import group as module
+from gradwire.cluster.group import DistributedGroup
+
+
+def traded(rank):
+    group = DistributedGroup(dist.group.WORLD, torch.device("cpu"))
+    gathered = group.all_gather(torch.arange(3) + 10 * rank)
+    rows = (torch.arange(2 * group.size).view(2, group.size).t() + 100 * rank)[:, :2]
+    assert not rows.is_contiguous()
+    received = group.all_to_all(rows)
+    sent = group.bytes_sent
+    peer = (rank + 1) % group.size
+    x = torch.zeros(1)
+    order = [move.op.__name__ for move in module._moves([(x, peer)], [(x, peer)], dist.group.WORLD)]
+    return gathered.tolist(), received.tolist(), sent, order
+
+
+def test_rows_go_to_their_ranks_and_are_asked_for_before_others_are_sent(ranks):
+    for world in (2, 3):
+        for rank, (gathered, received, sent, order) in enumerate(ranks.run(world, traded)):
+            assert gathered == [[10 * r, 10 * r + 1, 10 * r + 2] for r in range(world)]
+            assert received == [[100 * r + rank, 100 * r + rank + world] for r in range(world)]
+            assert sent == (world - 1) * (3 * 8 + 2 * 8)
+            assert order == ["irecv", "isend"]

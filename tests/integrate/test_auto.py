@@ -1,0 +1,143 @@
+"""method="auto": dense at first, then the planner's choice, the same on every rank."""
+
+import copy
+
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+from gradwire.errors import ConfigError
+from gradwire.plan import auto
+from tests.integrate import models
+
+STEPS = auto.SKIPPED + auto.MEASURED
+
+
+def wrapped(link, **fields):
+    """A wire that believes in links of `link` bytes a second: rank 0's is what counts."""
+    auto.measure_link = lambda *_: (link, 1e-5)
+    fields = {"dense_below": 0, "bundle_mb": 0.02, **fields}
+    ddp = DistributedDataParallel(models.model(), bucket_cap_mb=0.01)
+    return ddp, gradwire.attach(ddp, method="auto", **fields)
+
+
+def chosen(rank, link, fields):
+    ddp, wire = wrapped(link if rank == 0 else 1e12, **fields)
+    before = wire.config.method
+    optimizer = models.train(ddp, rank, STEPS)
+    still = wire.config.method, wire.reason
+    models.train(ddp, rank, 3, start=STEPS, optimizer=optimizer)
+    stats = wire.stats()
+    wire.close()
+    weights = models.flat(ddp).numpy().tobytes()
+    return before, still, wire.config, wire.reason, stats, weights
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        ({}, {"method": "topk", "density": 0.01}),
+        ({"density": 0.05}, {"method": "topk", "density": 0.05}),
+        ({"min_density": 0.001, "exchange": "gtopk"}, {"exchange": "gtopk", "density": 0.001}),
+        ({"values": "bf16"}, {"values": "bf16", "indices": "int32"}),
+        ({"momentum": 0.9, "clip": 1.0}, {"momentum": 0.9, "clip": 1.0, "method": "topk"}),
+    ],
+)
+def test_on_a_slow_link_it_compresses_after_a_few_steps(ranks, fields, wanted):
+    results = ranks.run(2, chosen, 1e4, fields)
+    assert len({r[-1] for r in results}) == 1
+    assert len({(str(r[2]), r[3]) for r in results}) == 1
+    for before, still, config, reason, stats, _ in results:
+        assert before == "dense"
+        assert still == ("dense", "")
+        assert {k: getattr(config, k) for k in wanted} == wanted
+        assert reason.startswith("measured: ")
+        assert "a step against" in reason
+        assert stats.dense == {"method": STEPS * stats.bundles}
+        assert stats.residual_norm > 0
+        assert stats.bytes_sent < stats.bytes_dense
+
+
+def test_on_a_fast_link_it_stays_dense_and_says_so(ranks):
+    for _, _, config, reason, stats, _ in ranks.run(2, chosen, 1e12, {"bundle_mb": 25.0}):
+        assert config.method == "dense"
+        assert "do not compress" in reason
+        assert stats.achieved_density == 1
+
+
+def law(rank):
+    """The sum of gradients is what the updates and the residuals hold, across the switch."""
+    ddp, wire = wrapped(1e4, bundle_mb=25.0, density=0.01)
+    given = torch.zeros_like(models.flat(ddp))
+    taken = torch.zeros_like(given)
+    for step in range(STEPS + 4):
+        ddp.zero_grad()
+        own = models.model()
+        own.load_state_dict(ddp.module.state_dict())
+        own(models.data(rank, step)).square().mean().backward()
+        given += torch.cat([p.grad.reshape(-1) for p in own.parameters()])
+        ddp(models.data(rank, step)).square().mean().backward()
+        taken += torch.cat([p.grad.reshape(-1) for p in ddp.parameters()])
+        if step == STEPS:
+            wire.skip_step()
+            taken -= torch.cat([p.grad.reshape(-1) for p in ddp.parameters()])
+    names = [name for name, _ in ddp.module.named_parameters()]
+    kept = torch.cat([wire.residual(name).reshape(-1) for name in names])
+    bundles = len(wire.bundles)
+    wire.close()
+    return given, taken, kept, bundles
+
+
+def test_the_law_holds_across_the_switch(ranks):
+    results = ranks.run(2, law)
+    given = sum(r[0] for r in results) / 2
+    kept = sum(r[2] for r in results) / 2
+    assert kept.norm() > 0
+    for _, taken, _, _ in results:
+        torch.testing.assert_close(taken + kept, given, rtol=1e-4, atol=1e-5)
+
+
+def resumed(rank, folder):
+    ddp, wire = wrapped(1e4)
+    optimizer = models.train(ddp, rank, STEPS + 2)
+    gradwire.save(wire, folder)
+    weights = {k: v.clone() for k, v in ddp.module.state_dict().items()}
+    momentum = copy.deepcopy(optimizer.state_dict())
+    models.train(ddp, rank, 3, start=STEPS + 2, optimizer=optimizer)
+    wire.close()
+    # The link is fast now: without the saved choice the resumed run would stay dense.
+    again, second = wrapped(1e12)
+    again.module.load_state_dict(weights)
+    gradwire.load(second, folder)
+    optimizer = torch.optim.SGD(again.parameters(), lr=0.1, momentum=0.9)
+    optimizer.load_state_dict(momentum)
+    models.train(again, rank, 3, start=STEPS + 2, optimizer=optimizer)
+    second.close()
+    same = torch.equal(models.flat(ddp), models.flat(again))
+    return same, wire.config == second.config, second.reason
+
+
+def test_a_resumed_run_keeps_the_choice_and_is_bit_equal(ranks, tmp_path):
+    for same, config, reason in ranks.run(2, resumed, str(tmp_path)):
+        assert config
+        assert reason
+        assert same
+
+
+def differing(rank):
+    try:
+        wrapped(1e4, density=0.01 if rank else 0.02)
+    except ConfigError as error:
+        return str(error)
+    raise AssertionError("ranks with other bounds were accepted")
+
+
+def test_ranks_that_differ_in_bounds_are_told(ranks):
+    for message in ranks.run(2, differing):
+        assert "ranks differ in bounds of method='auto'" in message
+
+
+def test_dense_is_no_bound():
+    with pytest.raises(ConfigError, match="leave out exchange='dense-bf16'"):
+        auto.split_bounds({"method": "auto", "exchange": "dense-bf16"})
