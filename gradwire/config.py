@@ -38,7 +38,7 @@ class Config:
     clip: the most that the L2 norm of the mean gradient should be; each worker clips its own at
         clip / sqrt(P), bundle by bundle. 0 is never.
     bundle_mb: fp32 gradient megabytes, at least, that are compressed and exchanged as one vector.
-        None: 25, on CUDA 200, where an exchange costs more by its latency than by its bytes.
+        None: 25, on CUDA 0.4 of the model, from 25 to 200 (see accumulate/layout.py).
     dense_below: bundles of fewer entries are sent whole; the latency is the same.
     watch: every so many steps, before the exchange, all ranks compare a digest of the parameters;
         replicas that differ are a DriftError on every rank. Waits for the device. 0 is never.

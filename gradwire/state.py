@@ -79,10 +79,13 @@ class State:
         self._entries = torch.zeros((), dtype=torch.int64, device=device)
         self._skips = torch.zeros((), dtype=torch.int64, device=device)
         self._skipped = torch.zeros((), dtype=torch.bool, device=device)
-        size = bundle_bytes(self.config.bundle_mb, device)
-        self.rebundle(arrange(slots, size, self.config.dense))
+        self.rebundle(self._cut())
         prepare(self.bundles, self.config, group)
         log.info("%r", self)
+
+    def _cut(self) -> list[list[Slot]]:
+        size = bundle_bytes(self.config.bundle_mb, self.device, sum(s.numel for s in self.slots))
+        return arrange(self.slots, size, self.config.dense)
 
     def rebundle(self, bundles: Sequence[Sequence[Slot]]) -> None:
         self.bundles = [
@@ -115,7 +118,7 @@ class State:
             bundle.settle(self._skipped)
             self._counts["clipped"] += int(bundle.clipped)
         self.config = config
-        self.rebundle(arrange(self.slots, config.bundle_mb * 1e6, config.dense))
+        self.rebundle(self._cut())
         for bundle in old:
             for slot in bundle.slots:
                 new, place = self.home(slot.name)
@@ -193,7 +196,7 @@ class State:
         """Take in a micro-batch before the last: its gradient waits in the residual."""
         pieces = [(s.offset, g) for s, g in zip(bundle.slots, gradients, strict=True)]
         unscale = None if self._scale is None else self._scale.reciprocal()
-        with timed_by(self.clock), stage("accumulate"):
+        with timed_by(self.clock, bundle.index), stage("accumulate"):
             bundle.hold(pieces, self._skipped, unscale)
 
     def _count(self, bundle: Bundle, reason: str) -> None:

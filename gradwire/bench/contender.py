@@ -15,7 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.bench.job import Job
 from gradwire.config import Config
-from gradwire.integrate.ddp import Wire, attach
+from gradwire.integrate.attached import Attached
+from gradwire.integrate.ddp import attach
 from gradwire.models import spec
 
 LEARNING_RATE = 1e-4
@@ -83,7 +84,7 @@ class Contender:
     name: str
     ddp: DistributedDataParallel
     config: Config | None = None
-    wire: Wire | None = None
+    wire: Attached | None = None
 
     @classmethod
     def of(cls, name: str, job: Job, task: Task) -> "Contender":

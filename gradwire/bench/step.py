@@ -190,6 +190,7 @@ def _row(turn: Turn, noop: Turn, job: Job, task: Task, place: Place) -> StepRow:
 def _known(name: str, job: Job, task: Task, place: Place) -> dict[str, Any]:
     """What a row says before anything is measured."""
     config = job.config(name)
+    entries = sum(p.numel() for p in task.model.parameters() if p.requires_grad)
     width = {"bf16": "bf16"}.get(name, "fp32")
     cores = os.cpu_count() or 1
     with suppress(AttributeError):
@@ -202,7 +203,9 @@ def _known(name: str, job: Job, task: Task, place: Place) -> dict[str, Any]:
         "values": config.values if config else width,
         "indices": config.encoding.indices if config else "",
         "density": config.density if config else None,
-        "bundle_bytes": int(bundle_bytes(config.bundle_mb, place.device)) if config else None,
+        "bundle_bytes": int(bundle_bytes(config.bundle_mb, place.device, entries))
+        if config
+        else None,
         "bundles": None,
         "batch": job.batch,
         "dtype": job.autocast,

@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from gradwire.bench.contender import Contender, Task
 from gradwire.bench.job import Job
-from gradwire.integrate.ddp import Wire
+from gradwire.integrate.attached import Attached
 from gradwire.stages import Clock, Mark
 from gradwire.train.place import Place
 
@@ -85,7 +85,7 @@ def record(contender: Contender, task: Task) -> list[Span]:
     return spans
 
 
-def _of_bundles(wire: Wire, start: Mark, arrived: dict[int, float]) -> list[Span]:
+def _of_bundles(wire: Attached, start: Mark, arrived: dict[int, float]) -> list[Span]:
     """A bundle's stages, and before them its wait: from its last gradient to its first stage."""
     stages = [
         Span(name, str(bundle), seconds(start, begin), seconds(start, end))

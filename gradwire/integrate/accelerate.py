@@ -13,7 +13,7 @@ from gradwire import checkpoint
 from gradwire.config import Config
 from gradwire.errors import AttachError, StateError
 from gradwire.integrate import ddp
-from gradwire.integrate.ddp import Wire
+from gradwire.integrate.attached import Attached
 from gradwire.integrate.versions import require
 
 require("accelerate")
@@ -23,7 +23,7 @@ from accelerate import Accelerator  # noqa: E402
 
 def attach(
     accelerator: Accelerator, model: nn.Module, config: Config | None = None, **fields: Any
-) -> Wire:
+) -> Attached:
     """Compress the gradient exchange of a model that `accelerator` has prepared.
 
         model, optimizer, data = accelerator.prepare(model, optimizer, data)
@@ -47,7 +47,7 @@ class _Mark:
     It compares the number of objects it saved with those that are registered.
     """
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: Attached) -> None:
         self._wire = wire
 
     def state_dict(self) -> dict[str, Any]:
@@ -63,14 +63,14 @@ class _Mark:
 
 
 def _save(
-    wire: Wire, prepared: "weakref.ref[nn.Module]", models: list[nn.Module], _: Any, folder: str
+    wire: Attached, prepared: "weakref.ref[nn.Module]", models: list[nn.Module], _: Any, folder: str
 ) -> None:
     if (place := _place(folder, prepared, models)) is not None:
         checkpoint.save(wire, place)
 
 
 def _load(
-    wire: Wire, prepared: "weakref.ref[nn.Module]", models: list[nn.Module], folder: str
+    wire: Attached, prepared: "weakref.ref[nn.Module]", models: list[nn.Module], folder: str
 ) -> None:
     if (place := _place(folder, prepared, models)) is None:
         return

@@ -18,7 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.checkpoint import MANIFEST, load, save
 from gradwire.config import Config, configure
 from gradwire.errors import ConfigError, StateError
-from gradwire.integrate.ddp import Wire, attach
+from gradwire.integrate.attached import Attached
+from gradwire.integrate.ddp import attach
 from gradwire.integrate.versions import require
 
 require("lightning")
@@ -53,7 +54,7 @@ class GradwireStrategy(DDPStrategy):
         _refuse_options(ddp or {}, fields)
         self._config = configure(config, fields)
         super().__init__(**(ddp or {}))
-        self.wire: Wire | None = None
+        self.wire: Attached | None = None
         self._module: weakref.ref[LightningModule] | None = None
         self._file: Path | None = None
         self._steps: int | None = None
@@ -76,7 +77,7 @@ class GradwireStrategy(DDPStrategy):
         elif last is not None and same:
             self.wire.load_state_dict(last.state_dict())
 
-    def _resume(self, wire: Wire, file: Path) -> None:
+    def _resume(self, wire: Attached, file: Path) -> None:
         if self._steps is None:
             log.warning("%s was written without gradwire: residuals start at zero", file)
             return

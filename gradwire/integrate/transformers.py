@@ -3,7 +3,7 @@
 import functools
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch.nn.parallel import DistributedDataParallel
 
@@ -78,7 +78,7 @@ class GradwireCallback(TrainerCallback):
         # `train` called again keeps the wrapped model, and with it the wire and its residuals.
         if self.wire is None or self.wire.ddp() is not getattr(model, "_orig_mod", model):
             scaler = self._trainer.accelerator.scaler
-            self.wire = ddp.attach(model, self._config, scaler=scaler)
+            self.wire = cast(Wire, ddp.attach(model, self._config, scaler=scaler))
         if self._resume:
             self._load(args.output_dir, state)
         if not args.save_only_model:

@@ -147,7 +147,7 @@ def _write_sealed(content: dict[str, Any], out: BinaryIO) -> None:
     """The content, then its sha256."""
     torch.save(content, out)
     out.seek(0)
-    out.write(hashlib.file_digest(out, "sha256").digest())
+    out.write(hashlib.sha256(out.read()).digest())
 
 
 @contextlib.contextmanager

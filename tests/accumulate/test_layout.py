@@ -59,9 +59,12 @@ def test_a_small_parameter_travels_with_the_large_one_that_follows():
 
 
 def test_the_size_of_a_bundle_is_the_devices_unless_given():
-    assert bundle_bytes(None, torch.device("cpu")) == 25e6
-    assert bundle_bytes(None, torch.device("cuda")) == 200e6
-    assert bundle_bytes(3, torch.device("cuda")) == 3e6
+    cuda, million = torch.device("cuda"), 10**6
+    assert bundle_bytes(None, torch.device("cpu"), 100 * million) == 25e6
+    assert bundle_bytes(None, cuda, million) == 25e6
+    assert bundle_bytes(None, cuda, 25 * million) == 40e6
+    assert bundle_bytes(None, cuda, 138 * million) == 200e6
+    assert bundle_bytes(3, cuda, million) == 3e6
 
 
 def test_indices_must_fit_int32():
