@@ -1,6 +1,7 @@
 """method="auto": dense at first, then the planner's choice, the same on every rank."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -96,6 +97,27 @@ def test_the_law_holds_across_the_switch(ranks):
     assert kept.norm() > 0
     for _, taken, _, _ in results:
         torch.testing.assert_close(taken + kept, given, rtol=1e-4, atol=1e-5)
+
+
+def switched(rank):
+    ddp, wire = models.wrapped(density=0.01, momentum=0.9)
+    models.train(ddp, rank, 3)
+    wire.begin()
+    kept = {name: wire.residual(name) for name, _ in ddp.module.named_parameters()}
+    gone = [b.momentum(wire.was_skipped()).norm() for b in wire.bundles]
+    bundles = len(wire.bundles)
+    wire.switch(dataclasses.replace(wire.config, bundle_mb=25.0))
+    same = all(torch.equal(wire.residual(name), old) for name, old in kept.items())
+    now = [b.momentum(wire.was_skipped()).norm() for b in wire.bundles]
+    wire.close()
+    norms = [float(torch.stack(n).norm()) for n in (gone, now)]
+    return same, sum(float(old.norm()) for old in kept.values()), norms, bundles, len(wire.bundles)
+
+
+def test_residuals_and_momentum_go_along_into_other_bundles(ranks):
+    same, norm, (before, after), old, new = ranks.run(1, switched)[0]
+    assert (same, norm > 0, old > new) == (True, True, True)
+    assert before == pytest.approx(after) != 0
 
 
 def resumed(rank, folder):

@@ -1,16 +1,18 @@
 """The step: what is hidden, what is not, and that bytes are those of a real wire."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import gradwire
 from gradwire.exchange import EXCHANGES
-from gradwire.plan.machine import CPU, MACHINES, Machine, machine
+from gradwire.plan.machine import CPU, CUDA, MACHINES, Machine, machine
 from gradwire.plan.network import Network
 from gradwire.plan.predict import Way, predict
 from gradwire.plan.workload import by_count, by_name, by_shapes
 
-FREE = Machine("free", 1e30, 1e30)
+FREE = Machine("free", 1e30, 1e30, replace(CUDA, bundle=0.0))
 NETWORK = Network(4, 4, rate=1e6, latency=0.0)
 
 
