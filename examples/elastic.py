@@ -1,6 +1,10 @@
 """Training that outlives its workers: torchrun starts the ranks again, and they go on bit for bit.
 
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 torchrun --nproc-per-node 4 --max-restarts 3 examples/elastic.py --folder runs/elastic
+
+The variable gives every restart a store of its own: in torch 2.13 Gloo otherwise finds the
+addresses of the ranks that are gone, and the restart fails.
 """
 
 import argparse

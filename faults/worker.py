@@ -6,6 +6,7 @@ Under torchrun only the first attempt is struck: what the agent starts again run
 import argparse
 import json
 import os
+import re
 import sys
 import time
 from datetime import timedelta
@@ -67,10 +68,9 @@ def _slow_down(pace: float) -> None:
 def answers(output: str) -> dict[int, dict[str, Any]]:
     """What each rank said last, of all that a launcher printed."""
     found = {}
-    for line in output.splitlines():
-        if (at := line.find('{"rank":')) >= 0:
-            said = json.loads(line[at:])
-            found[said["rank"]] = said
+    for match in re.finditer('{"rank":', output):  # two ranks may share a line
+        said, _ = json.JSONDecoder().raw_decode(output[match.start() :])
+        found[said["rank"]] = said
     return found
 
 

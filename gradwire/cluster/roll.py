@@ -1,5 +1,6 @@
 """Who is silent after a collective failed: asked of the store, which outlives the ranks."""
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -53,7 +54,9 @@ def _briefly(ask: Callable[[], object]) -> None:
 
 
 def _key(group: str, rank: int) -> str:
-    return f"gradwire/stopped/{group}/{rank}"
+    # torchrun's store may be the same after a restart: what was signed before must not count.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return f"gradwire/stopped/{attempt}/{group}/{rank}"
 
 
 def _store() -> dist.Store:

@@ -57,8 +57,8 @@ def test_a_survivor_that_hangs_or_is_unclear_counts_as_lost(third):
 @pytest.mark.parametrize("what", ["bytes", "handles", "threads", "cpu"])
 def test_growth_is_seen(what):
     first = {"bytes": 1e8, "handles": 20, "threads": 9, "cpu": 1.0}
-    assert soak.growth([first, first | {"cpu": 1.2}]) == ""
-    grown = first | {what: first[what] * 1.3}
+    assert soak.growth([first, first | {"cpu": 1.4}]) == ""
+    grown = first | {what: first[what] * 1.6}
     assert soak.growth([first, grown])
 
 
@@ -76,6 +76,6 @@ def test_the_page_says_what_was_measured():
     rows = page.rows_of(figures)
     killed = [row for row in rows if row["fault"].startswith("rank killed: ")]
     assert [row["fault"].removeprefix("rank killed: ") for row in killed] == list(MOMENTS)
-    assert list(figures["parts"]) == list(FAULTS)
+    assert set(figures["parts"]) == set(FAULTS)
     assert sum(row["times"] for row in killed) >= 100
     assert not any(row["lost"] or row["skipped"] for row in rows)
