@@ -174,7 +174,7 @@ def _restore(wire: "ShardedWire", part: Mapping[str, Any], rest: bytes, same: bo
         saved["memory"] = [{} for _ in wire.bundles]
         saved["delivered"] = [None for _ in wire.bundles]
     for what in VECTORS:
-        tensors = {name: _local(tensor) for name, tensor in part.get(what, {}).items()}
+        tensors = {name: _local(tensor).float() for name, tensor in part.get(what, {}).items()}
         saved[what] = {name: tensor for name, tensor in tensors.items() if tensor.numel()}
     packing.check(wire, saved)
     for names in saved["bundles"]:

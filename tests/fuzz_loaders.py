@@ -145,7 +145,8 @@ def _trainer(path: Path) -> None:
     content = {"version": trainer.VERSION, "wire": "wire-00000001", "position": {"step": 1}}
     _write(path, b"")
     torch.save({**content, "model": {"w": torch.zeros(9)}, "optimizer": {}}, path)
-    trainer._seal(path)
+    with path.open("r+b") as file:
+        trainer._seal(file)
 
 
 def _run(path: Path) -> None:
@@ -193,7 +194,8 @@ def _seal_checkpoint(folder: Path) -> None:
 
 
 def _seal_trainer(folder: Path) -> None:
-    trainer._seal(folder / "checkpoint" / "trainer.pt")
+    with (folder / "checkpoint" / "trainer.pt").open("r+b") as file:
+        trainer._seal(file)
 
 
 def damage(content: bytes, rng: random.Random) -> bytes:

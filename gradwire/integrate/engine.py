@@ -52,7 +52,7 @@ class Engine:
             self._names = {id(p): f"p{i}" for i, p in enumerate(parameters)}
         slots = [slot_of(p, self._names[id(p)]) for p in parameters]
         device = parameters[0].device
-        bounds = None if state.auto is None else state.auto.bounds
+        bounds = {"bounds of method='auto'": None if state.auto is None else state.auto.bounds}
         group = meet(state.process_group, state.config, slots, device, bounds)
         state.open(slots, device, group)
         self._buckets = Buckets(state, self._names)

@@ -74,7 +74,7 @@ def save(folder: Path, place: Place, position: Position, replica: "Replica") -> 
             "wire": wires,
         }
         try:
-            replace(target / TRAINER, lambda out: _write_sealed(content, out))
+            replace(target / TRAINER, lambda out: _write(content, out))
         except OSError as error:
             failure = f"{target / TRAINER} could not be written: {error.strerror}"
         else:
@@ -143,9 +143,13 @@ def _read(path: Path) -> tuple[dict[str, Any], bytes]:
     return content, digest
 
 
-def _write_sealed(content: dict[str, Any], out: BinaryIO) -> None:
-    """The content, then its sha256."""
+def _write(content: dict[str, Any], out: BinaryIO) -> None:
     torch.save(content, out)
+    _seal(out)
+
+
+def _seal(out: BinaryIO) -> None:
+    """Appends the sha256 of what the file holds."""
     out.seek(0)
     out.write(hashlib.sha256(out.read()).digest())
 

@@ -55,8 +55,10 @@ def test_density_bounds_the_choice_and_a_low_one_is_warned_of():
 
 
 def test_latency_makes_bundles_larger():
-    near = gradwire.plan("vgg16", workers=16, link="10gbit", latency="10us", density=0.001, **TOPK)
-    far = gradwire.plan("vgg16", workers=16, link="10gbit", latency="50ms", density=0.001, **TOPK)
+    # A step too short to hide five exchanges of 50 ms.
+    asked = {"workers": 16, "link": "10gbit", "density": 0.001, "step_seconds": 0.1, **TOPK}
+    near = gradwire.plan("vgg16", latency="10us", **asked)
+    far = gradwire.plan("vgg16", latency="50ms", **asked)
     assert near.recommendation.prediction.bundle_mb < far.recommendation.prediction.bundle_mb
 
 

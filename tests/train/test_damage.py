@@ -22,7 +22,8 @@ def write(folder, content, seal=True):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(out.getvalue())
     if seal:
-        checkpoint._seal(path)
+        with path.open("r+b") as file:
+            checkpoint._seal(file)
     return path
 
 
