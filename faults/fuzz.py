@@ -37,7 +37,7 @@ def fuzzed(fault: str, module: str, count: int) -> Row:
     try:
         found = import_module(module).fuzz(count, 2)
     except AssertionError as error:
-        row.count(str(error))
+        row.count(f"{error}: {error.__cause__!r}")
         return row
     parts = [found] if isinstance(found, Counter) else found.values()
     outcomes: Counter[str] = sum(parts, Counter())

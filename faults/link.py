@@ -65,7 +65,8 @@ def _start(lab: Lab, folder: str, timeout: float) -> list["subprocess.Popen[str]
     command = [sys.executable, "-m", "faults.worker", folder, *given]
     ranks = []
     for rank in range(RANKS):
-        environment = rank_environment(rank, RANKS, lab.address(0)) | {"OMP_NUM_THREADS": "1"}
+        where = lab.address(0), lab.interface, lab.port
+        environment = rank_environment(rank, RANKS, *where) | {"OMP_NUM_THREADS": "1"}
         with lab.inside(rank):
             ranks.append(
                 subprocess.Popen(
