@@ -30,7 +30,7 @@ def check_numbers(saved: Mapping[str, Any]) -> None:
 
 
 def check_tensors(what: str, tensors: Any, slots: Mapping[str, Slot]) -> None:
-    """Raises StateError unless there is an fp32 tensor of the right shape for every parameter."""
+    """Raises StateError unless there is a finite fp32 tensor of its shape for every parameter."""
     if not isinstance(tensors, Mapping):
         raise StateError(f"the state's {what} must be tensors by name")
     for name, slot in slots.items():
@@ -41,6 +41,9 @@ def check_tensors(what: str, tensors: Any, slots: Mapping[str, Slot]) -> None:
             raise StateError(
                 f"{what} of {name!r} has shape {tuple(found.shape)}, the model's is {slot.shape}"
             )
+        # No step leaves such values behind, and one of them would stay for good.
+        if bad := int((~found.isfinite()).sum()):
+            raise StateError(f"{what} of {name!r} holds {bad} values that are not finite")
 
 
 def check_bundles(

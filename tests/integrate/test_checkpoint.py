@@ -203,6 +203,10 @@ def changed(saved, field, value):
             lambda s: s | {"residual": {"gradient": torch.zeros(100).double()}},
             "residual of 'gradient' must be an fp32 tensor, got float64",
         ),
+        (
+            lambda s: s | {"residual": {"gradient": torch.tensor([0.0, float("nan")] * 50)}},
+            "residual of 'gradient' holds 50 values that are not finite",
+        ),
         (lambda s: changed(s, "indices", torch.tensor([-1])), "indices must be from 0 to 128"),
         (
             lambda s: changed(s, "values", torch.zeros(3)),
