@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.kernels.launch_triton import Launcher
+from gradwire.kernels.launch_triton import Launcher, aligned
 
 SPAN = 32768
 FILL = 4096
@@ -111,7 +111,7 @@ def decode_triton(
     ok = torch.empty((), dtype=torch.bool, device=gathered.device)
     words = gathered.view(torch.int32)
     known = None if common is None else common.data_ptr() % 16
-    key = (values, ranks, known, (gathered.data_ptr() | own.data_ptr()) % 16)
+    key = (values, ranks, known, *aligned(gathered, own))
     _launch(
         -(-(size + 1) // SPAN), key, out, out, ok, words, own.view(torch.int32), common,
         length // 4, size, capacity, ranks, DTYPES[values], 1 << (ranks - 1).bit_length(), SPAN,

@@ -15,6 +15,11 @@ REUSE = True
 """Results do not depend on it, the time of small sizes does."""
 
 
+def aligned(*tensors: Tensor) -> tuple[bool, ...]:
+    """Which of them begin at a multiple of 16: Triton compiles for that, argument by argument."""
+    return tuple([tensor.data_ptr() % 16 == 0 for tensor in tensors])
+
+
 class Launcher:
     """A kernel with its launch options.
 

@@ -27,7 +27,7 @@ from gradwire.kernels.codes_triton import (
     quantised,
     random_halves,
 )
-from gradwire.kernels.launch_triton import Launcher
+from gradwire.kernels.launch_triton import Launcher, aligned
 from gradwire.kernels.scan_triton import rounded
 from gradwire.types import Sparse
 
@@ -217,8 +217,8 @@ def pack_triton(
     tiles = max(1, tiles)
     # As int32, so that it is of one type whatever its value.
     step, key = (None, 0) if noise is None else (noise.step, noise.key - (1 << 31))
-    aligned = (template.data_ptr() | values.data_ptr() | indices.data_ptr()) % 16
-    shape = (encoding, values.dtype, sparse.count.dtype, finite.dtype, same, aligned)
+    where = aligned(template, values, indices)
+    shape = (encoding, values.dtype, sparse.count.dtype, finite.dtype, same, where)
     _launch(
         tiles + -(-split // WORDS) + -(-words // WORDS), shape, out, out.view(torch.int32), seen,
         template.view(torch.int32), indices, values, sparse.count, finite, step, key, capacity,

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.kernels.launch_triton import Launcher
+from gradwire.kernels.launch_triton import Launcher, aligned
 
 TILE = 256
 
@@ -29,7 +29,6 @@ _launch = Launcher(_settle, num_warps=4, enable_fp_fusion=False)
 def settle_triton(buffer: Tensor, indices: Tensor, values: Tensor, skipped: Tensor) -> None:
     """See `settle`. Moves 8 bytes and two sectors of 32 an entry."""
     count = indices.numel()
-    aligned = (buffer.data_ptr() | indices.data_ptr() | values.data_ptr()) % 16
-    key = (buffer.dtype, values.dtype, aligned)
+    key = (buffer.dtype, values.dtype, *aligned(buffer, indices, values))
     grid = max(1, -(-count // TILE))
     _launch(grid, key, buffer, buffer, indices, values, skipped, count, buffer.numel() - 1, TILE)

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.kernels.launch_triton import Launcher
+from gradwire.kernels.launch_triton import Launcher, aligned
 
 TILE = 1024
 LOOK = 256
@@ -76,7 +76,7 @@ def insert_triton(u: Tensor, columns: int, seeds: Tensor, factor: Tensor) -> Ten
     """See `insert_torch`. Reads u once; rows atomics of 8 bytes an entry."""
     rows = seeds.numel()
     table = torch.zeros(rows, columns, dtype=torch.int64, device=u.device)
-    key = (rows, (u.data_ptr() | table.data_ptr() | seeds.data_ptr() | factor.data_ptr()) % 16)
+    key = (rows, *aligned(u, table, seeds, factor))
     grid = -(-u.numel() // TILE)
     _insert_launch(grid, key, u, u, table, seeds, factor, u.numel(), columns, rows, TILE)
     return table
@@ -89,8 +89,12 @@ def query_triton(
     rows, columns = table.shape
     out = torch.empty(size, device=table.device)
     maxima = torch.empty(-(-size // group), device=table.device) if group else None
-    aligned = (table.data_ptr() | seeds.data_ptr() | out.data_ptr()) % 16
-    key = (rows, group, aligned, None if maxima is None else maxima.data_ptr() % 16)
+    key = (
+        rows,
+        group,
+        *aligned(table, seeds, out),
+        None if maxima is None else maxima.data_ptr() % 16,
+    )
     grid = -(-size // LOOK)
     room = 1 << (rows - 1).bit_length()
     _query_launch(

@@ -4,7 +4,14 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE  # isort: skip
-from gradwire.kernels import chunks_triton, draw_triton, launch_triton, momentum_triton, scan_triton
+from gradwire.kernels import (
+    chunks_triton,
+    draw_triton,
+    launch_triton,
+    momentum_triton,
+    scan_triton,
+    settle_triton,
+)
 from gradwire.kernels.launch_triton import Launcher
 
 
@@ -156,3 +163,15 @@ def test_the_keys_of_draw(monkeypatch):
     call(places=(ends[:4], ends[1:5]))
     assert keys["drop"][0] != keys["drop"][2]
     assert len(set(keys["rank"])) == len(keys["rank"]) == 9
+
+
+def test_two_misalignments_have_two_keys(monkeypatch):
+    """One of the arguments off a multiple of 16, then the other: not the same compilation."""
+    keys = []
+    monkeypatch.setattr(settle_triton, "_launch", lambda grid, key, *_: keys.append(key))
+    room = torch.zeros(260, device=DEVICE)
+    places = torch.zeros(5, dtype=torch.int32, device=DEVICE)
+    never = torch.zeros((), dtype=torch.bool, device=DEVICE)
+    for buffer, indices in ((room[1:257], places[:4]), (room[:256], places[1:])):
+        settle_triton.settle_triton(buffer, indices, torch.zeros(4, device=DEVICE), never)
+    assert len(set(keys)) == 2
