@@ -26,7 +26,7 @@ check: $(VENV)/.ready
 docs: $(VENV)/.ready
 	$(BIN)/python -m mkdocs build --strict
 
-# A million damaged messages into every decoder, ten minutes on one core; then 20,000 damaged files
+# A million damaged messages into every decoder, three to seven minutes on one core; then 20,000 damaged files
 # into the loaders.
 fuzz: $(VENV)/.ready
 	$(BIN)/python -m tests.fuzz_messages --count 1000000
