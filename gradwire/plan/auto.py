@@ -1,14 +1,13 @@
 """method="auto": dense for a few steps, then what the planner recommends for what was measured."""
 
 import itertools
-import json
 import statistics
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradwire.cluster.group import Group
+from gradwire.cluster.gossip import gather_words
 from gradwire.errors import ConfigError
 from gradwire.plan.measure import measure_link, measure_machine, node_count
 from gradwire.plan.network import Network, show_link
@@ -75,7 +74,7 @@ class Auto:
         chosen: dict[str, Any] = {}
         if group.rank == 0:
             chosen = self._choose(state, seconds, rate, latency)
-        chosen = from_first(group, chosen, device)
+        chosen = gather_words(group, chosen, device)[0]
         group.bytes_sent, group.rounds = counted
         return chosen["fields"], chosen["reason"]
 
@@ -112,17 +111,6 @@ def split_bounds(fields: Mapping[str, Any]) -> tuple[Auto, dict[str, Any]]:
         )
     rest = {k: v for k, v in fields.items() if k not in BOUNDS or k == "bundle_mb"}
     return Auto(bounds), rest | {"method": "dense", "exchange": "dense"}
-
-
-def from_first(group: Group, value: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """Rank 0's `value`, plain enough for JSON, on every rank. A collective call."""
-    text = json.dumps(dict(value)).encode()
-    length = torch.tensor([len(text)], dtype=torch.int64, device=device)
-    longest = int(group.all_gather(length).max())
-    padded = torch.zeros(longest, dtype=torch.uint8)
-    padded[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    first = group.all_gather(padded.to(device))[0].cpu()
-    return json.loads(bytes(first.tolist()).rstrip(b"\0"))
 
 
 def _reason(found: Recommendation, seconds: float, rate: float, latency: float) -> str:
