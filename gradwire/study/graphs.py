@@ -1,7 +1,85 @@
-"""Training passes as CUDA graphs: for networks so small that a GPU waits for its launches."""
+"""Passes of many workers as one CUDA graph: for networks so small that a GPU waits for launches."""
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from gradwire.train.task import Batch
+
+LANES = 8
+"""Workers that run side by side."""
+
+
+class Passes:
+    """Forward and backward passes of P workers: `losses` [P] and flat `gradients` [P, d].
+
+    `models` has a network for each worker (`twins` makes them of one), `batch` tensors of shape
+    [P, ...], here and in every call alike. On CUDA all passes are one graph with `LANES` branches,
+    elsewhere they run one after another; the kernels and their results are the same.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        loss: Callable[[nn.Module, Batch], Tensor],
+        batch: Batch,
+    ) -> None:
+        self._models, self._loss = models, loss
+        self._parameters = [list(model.parameters()) for model in models]
+        self._batch = [part.clone() for part in batch]
+        device, entries = self._batch[0].device, sum(p.numel() for p in self._parameters[0])
+        self.losses = torch.zeros(len(models), device=device)
+        self.gradients = torch.zeros(len(models), entries, device=device)
+        self._graph = self._capture() if device.type == "cuda" else None
+
+    def __call__(self, batch: Batch) -> None:
+        """Fills `losses` and `gradients` anew."""
+        for mine, given in zip(self._batch, batch, strict=True):
+            mine.copy_(given)
+        if self._graph is not None:
+            self._graph.replay()
+            return
+        for rank in range(len(self._models)):
+            self._pass(rank)
+
+    def _pass(self, rank: int) -> None:
+        loss = self._loss(self._models[rank], [part[rank] for part in self._batch])
+        gradients = torch.autograd.grad(loss, self._parameters[rank])
+        torch.cat([g.reshape(-1) for g in gradients], out=self.gradients[rank])
+        self.losses[rank].copy_(loss.detach())
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        """The graph. What warming up changes, running statistics and the generator, is put back."""
+        buffers = [buffer for model in self._models for buffer in model.buffers()]
+        before, random = [b.clone() for b in buffers], torch.cuda.get_rng_state()
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                for rank in range(len(self._models)):
+                    self._pass(rank)
+        torch.cuda.current_stream().wait_stream(side)
+        graph, lanes = torch.cuda.CUDAGraph(), [torch.cuda.Stream() for _ in range(LANES)]
+        with torch.cuda.graph(graph):
+            begin = torch.cuda.current_stream()
+            for number, lane in enumerate(lanes):
+                lane.wait_stream(begin)
+                with torch.cuda.stream(lane):
+                    for rank in range(number, len(self._models), LANES):
+                        self._pass(rank)
+                begin.wait_stream(lane)
+        for buffer, old in zip(buffers, before, strict=True):
+            buffer.copy_(old)
+        torch.cuda.set_rng_state(random)
+        return graph
+
+
+def twins(model: nn.Module, count: int) -> list[nn.Module]:
+    """`model` and copies of it that share its parameters and have buffers of their own."""
+    shared = {id(p): p for p in model.parameters()}
+    return [model, *(deepcopy(model, dict(shared)) for _ in range(count - 1))]
 
 
 def graph_passes(model: nn.Module, tokens: tuple[int, int], device: torch.device) -> None:
