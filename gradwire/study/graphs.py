@@ -16,9 +16,10 @@ LANES = 8
 class Passes:
     """Forward and backward passes of P workers: `losses` [P] and flat `gradients` [P, d].
 
-    `models` has a network for each worker (`twins` makes them of one), `batch` tensors of shape
-    [P, ...], here and in every call alike. No older autograd graph of them may be alive. On CUDA all passes are one graph with `LANES` branches,
-    elsewhere they run one after another; the kernels and their results are the same.
+    `models` has a network for each worker (`twins` makes them of one), with no autograd graph alive
+    on them; `batch` has tensors of shape [P, ...], here and in every call alike. On CUDA all passes
+    are one graph with `LANES` branches, elsewhere they run one after another; the kernels and their
+    results are the same.
     """
 
     def __init__(
