@@ -1,6 +1,7 @@
 """The papers' figures and tables, one file each; and what they leave open."""
 
 from gradwire.study import (
+    accuracy,
     adam,
     bounds,
     buildup,
@@ -19,6 +20,7 @@ STUDIES: dict[str, Study] = {
         bounds,
         operators,
         convergence,
+        accuracy,
         scaling,
         buildup,
         local_steps,

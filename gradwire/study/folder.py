@@ -14,6 +14,8 @@ from gradwire.train.folder import machine, read_json, write_json
 from gradwire.version import __version__
 
 HEAD, ROWS = "study.json", "rows.jsonl"
+CHOICES = ("recipes", "seeds", "epochs")
+"""Settings that choose cells, which may differ from call to call."""
 
 
 class Folder:
@@ -25,7 +27,7 @@ class Folder:
 
     def open(self, settings: Settings, command: str) -> None:
         """Makes the folder, or checks that it belongs to the same question."""
-        asked = asdict(settings)
+        asked = {k: v for k, v in asdict(settings).items() if k not in CHOICES}
         if (self.path / HEAD).is_file():
             self._check(asked)
             return

@@ -13,7 +13,6 @@ from gradwire.report.chart import GREY, Chart, Line
 from gradwire.report.outcome import size
 from gradwire.study.convergence import rate
 from gradwire.study.crew import Crew
-from gradwire.study.graphs import graph_passes
 from gradwire.study.local_crew import LocalCrew
 from gradwire.study.study import Cell, Row, Settings, Table, repeatable
 from gradwire.train.options import Options, resolve
@@ -48,14 +47,12 @@ def follow(
     with repeatable(settings), tensor_cores():
         crew = Crew(options, text) if local is None else LocalCrew(options, text, steps, **local)
         batch = (options.batch, models.spec(options.model).shape[0])
-        for model in crew.replicas:
-            graph_passes(model, batch, crew.device)
         tokens, losses = WORKERS * math.prod(batch), []
         dense = 2 * (WORKERS - 1) * 4 * crew.entries
         for step in range(1, steps + 1):
             losses.append(crew.step(options.lr * rate((step - 1) / steps)))
             if step * LOOKS % steps == 0:
-                row = {"step": step, "tokens": step * tokens, "loss": mean(losses)}
+                row = {"step": step, "tokens": step * tokens, "loss": mean(map(float, losses))}
                 row |= {"test": math.log(crew.score()), "bytes": crew.bytes_sent}
                 rows.append(cell | row | {"dense": step * dense, "d": crew.entries})
                 losses = []

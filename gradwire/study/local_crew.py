@@ -38,22 +38,17 @@ class LocalCrew(Crew):
         return local_steps(self.models[rank], self.optimizers[rank], group=group, **local)
 
     @property
-    def replicas(self) -> list[nn.Module]:
-        """A copy of the network for each worker."""
-        return self.models
-
-    @property
     def bytes_sent(self) -> int:
         """What all workers have sent so far."""
         return sum(group.bytes_sent for group in self.ranks.groups)
 
-    def step(self, lr: float | None = None, watch: tuple[int, ...] = ()) -> float:
+    def step(self, lr: float | None = None, watch: tuple[int, ...] = ()) -> torch.Tensor:
         """An inner step of all workers, and the exchange where it is due; their mean loss."""
         epoch, offset = divmod(self.steps, self.epoch_steps)
         rate = self.options.lr_at(epoch) if lr is None else lr
         losses = self.ranks.run(lambda rank: self._inner(rank, epoch, offset, rate))
         self.steps += 1
-        return float(torch.stack(losses).mean())
+        return torch.stack(losses).mean()
 
     def _inner(self, rank: int, epoch: int, offset: int, lr: float) -> torch.Tensor:
         model, optimizer = self.models[rank], self.optimizers[rank]
