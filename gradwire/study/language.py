@@ -1,7 +1,7 @@
 """Runs of a language model at equal tokens: rows, and the table and chart that compare them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import mean
 from typing import Any
 
@@ -36,13 +36,12 @@ def options_of(settings: Settings, cell: Cell, **given: Any) -> Options:
 
 def follow(
     settings: Settings, cell: Cell, options: Options, steps: int, local: dict[str, Any] | None
-) -> list[Row]:
+) -> Iterator[Row]:
     """Trains for `steps` steps, with `local_steps(**local)` if given; a row at each of the looks.
 
     bytes are those that all workers sent, dense those of a dense all-reduce at every step.
     """
     text = data.load(options.data, options.data_dir, models.spec(options.model).shape)
-    rows: list[Row] = []
     with repeatable(settings):
         crew = Crew(options, text) if local is None else LocalCrew(options, text, steps, **local)
         tokens, losses = WORKERS * options.batch * text.window, []
@@ -53,9 +52,8 @@ def follow(
             if step * LOOKS % steps == 0:
                 row = {"step": step, "tokens": step * tokens, "loss": mean(map(float, losses))}
                 row |= {"test": math.log(crew.score()), "bytes": crew.bytes_sent}
-                rows.append(cell | row | {"dense": step * dense, "d": crew.entries})
+                yield cell | row | {"dense": step * dense, "d": crew.entries}
                 losses = []
-    return rows
 
 
 def tensor_cores(device: torch.device) -> torch.autocast:
