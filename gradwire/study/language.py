@@ -44,7 +44,8 @@ def follow(
     text = data.load(options.data, options.data_dir, models.spec(options.model).shape)
     with repeatable(settings):
         crew = Crew(options, text) if local is None else LocalCrew(options, text, steps, **local)
-        tokens, losses = WORKERS * options.batch * text.window, []
+        window = models.spec(options.model).shape[0]
+        tokens, losses = WORKERS * options.batch * window, []
         dense = 2 * (WORKERS - 1) * 4 * crew.entries
         for step in range(1, steps + 1):
             with tensor_cores(crew.device):

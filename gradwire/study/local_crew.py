@@ -7,12 +7,11 @@ from torch import Tensor, nn
 
 from gradwire import models
 from gradwire.cluster.virtual import VirtualRanks
-from gradwire.data import Data, mix
+from gradwire.data import Data
 from gradwire.integrate.local import LocalSteps, local_steps
 from gradwire.study.crew import Crew
 from gradwire.study.graphs import Passes
 from gradwire.train.options import Options
-from gradwire.train.task import Batch
 
 
 class Weights(nn.Module):
@@ -40,14 +39,13 @@ class LocalCrew(Crew):
         super().__init__(options, data)
         self._flush_at = total if flush else 0
         network = {**options.size, **data.network}
-        more = [models.build(options.model, **network) for _ in self.shards[1:]]
-        self.models = [self.model, *(m.to(self.device) for m in more)]
+        more = [models.build(options.model, **network) for _ in self.shards]
+        self.judged, *others = (m.to(self.device) for m in more)
+        self.models = [self.model, *others]
         self.weights = [Weights(model) for model in self.models]
         self.optimizers = [options.make_optimizer(w.parameters()) for w in self.weights]
         self.ranks = VirtualRanks(options.workers)
         self.locals: list[LocalSteps] = self.ranks.run(lambda rank: self._open(rank, local))
-        self._epoch, self._order = -1, torch.zeros(0)
-        self._passes: Passes | None = None
 
     def _open(self, rank: int, local: dict[str, Any]) -> LocalSteps:
         group = self.ranks.groups[rank]
@@ -61,29 +59,24 @@ class LocalCrew(Crew):
     def step(self, lr: float | None = None, watch: tuple[int, ...] = ()) -> Tensor:
         """An inner step of all workers, and the exchange where it is due; their mean loss."""
         epoch, offset = divmod(self.steps, self.epoch_steps)
-        batch = self._batch(epoch, offset)
-        if self._passes is None:
-            self._passes = Passes(self.models, self.options.task.loss, batch)
-        self._passes(batch)
-        rate = self.options.lr_at(epoch) if lr is None else lr
-        self._inner(self._passes.gradients, rate)
+        batch = self.batches(epoch, offset)
+        if self.passes is None:
+            self.passes = Passes(self.models, self.options.task.loss, batch)
+        self.passes(batch)
+        self._inner(self.passes.gradients, self.options.lr_at(epoch) if lr is None else lr)
         self.steps += 1
         if self.steps % self.locals[0].every:
             for worker in self.locals:
                 worker.step()
         else:
             self.ranks.run(self._exchange)
-        return self._passes.losses.mean()
+        return self.passes.losses.mean()
 
-    def _batch(self, epoch: int, offset: int) -> Batch:
-        """[workers, batch, ...] of every part, cut at once."""
-        if epoch != self._epoch:
-            self._epoch, self._order = epoch, self.shards[0].order(epoch).to(self.device)
-        shape = (self.options.workers, self.options.batch)
-        taken = shape[0] * shape[1]
-        indices = self._order[offset * taken : (offset + 1) * taken]
-        parts = self.data.training_batch(indices, mix(self.options.seed, epoch, offset))
-        return [part.reshape(*shape, *part.shape[1:]) for part in parts]
+    def score(self) -> float:
+        """The score of the weights that all workers share."""
+        weights = self.locals[0].shared_weights()["flat"]
+        nn.utils.vector_to_parameters(weights, self.judged.parameters())
+        return super().score()
 
     def _inner(self, gradients: Tensor, lr: float) -> None:
         if self.options.clip:
