@@ -19,10 +19,14 @@ def study(
     data_dir: Path | None = typer.Option(None, "--data-dir", help="Folder of the data sets."),
     device: str = typer.Option("auto", help="cpu, cuda, or auto."),
     seed: int = typer.Option(0, "--seed", "-s", min=0, help="Of everything random."),
+    only: list[str] = typer.Option(
+        [], "--only", help="Measure only what has this in it: `--only fnn3,lenet5 --only topk`."
+    ),
 ) -> None:
     """Measure a figure or table of the papers again: rows, pictures, and a page of the report.
 
-    A study that was stopped goes on with the same command. `gradwire report OUT` collects them.
+    A study that was stopped goes on with the same command; several processes can share one OUT,
+    each with an --only of its own. `gradwire report OUT` collects them.
     """
     from gradwire.report.studies import write_studies
     from gradwire.study import STUDIES, Settings
@@ -40,7 +44,7 @@ def study(
     settings = Settings(small, files, place, seed)
     command = f"gradwire {shlex.join(sys.argv[1:])}"
     try:
-        page = run_study(STUDIES[name], settings, out, command, say)
+        page = run_study(STUDIES[name], settings, out, command, say, only)
     except KeyboardInterrupt:
         complain("stopped; what is measured is kept, the same command goes on.")
         raise typer.Exit(130) from None

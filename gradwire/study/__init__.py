@@ -9,6 +9,7 @@ from gradwire.study import (
     local_steps,
     operators,
     scaling,
+    sketch,
 )
 from gradwire.study.study import Page, Settings, Study
 
@@ -21,6 +22,7 @@ STUDIES: dict[str, Study] = {
         convergence,
         scaling,
         buildup,
+        sketch,
         local_steps,
         adam,
     )
