@@ -179,7 +179,7 @@ Values = Annotated[
         "--values",
         panel=HOW,
         default=Options.values,
-        help="How values travel: fp32, bf16, fp16, int8 or int4.",
+        help="How values travel: fp32, bf16, fp16, int8, int4 or sign.",
     ),
 ]
 Indices = Annotated[
