@@ -19,24 +19,25 @@ from gradwire.study.study import Cell, Page, Row, Settings, Study
 
 STEPS, SMALL_STEPS = {"shakespeare": 1500, "wikitext2": 1200}, 120
 INT4: dict[str, Any] = {"method": "topk", "density": 0.05, "values": "int4", "indices": "packed"}
-WARM: dict[str, Any] = {"warmup": (0.25,), "warmup_steps": 150}
 
 
-def _first(every: int, **local: Any) -> Recipe:
-    """AdamW runs on each worker's own gradient; the sum of its steps is compressed."""
-    return Recipe(1e-3, DENSE.given, {"every": every, "indices": "auto"} | local)
+def _first(every: int, density: float, values: str, **outer: Any) -> Recipe:
+    local = {"every": every, "density": density, "values": values, "indices": "auto"}
+    return Recipe(1e-3, DENSE.given, local | outer)
 
 
 RECIPES = {
     "dense": DENSE,
-    "topk-1": Recipe(1e-3, {"method": "topk", "density": 0.01}),
-    "topk-1-union": Recipe(1e-3, {"method": "topk", "density": 0.01, "exchange": "union"}),
+    "topk-1": Recipe(2e-3, {"method": "topk", "density": 0.01}),
+    "topk-1-union": Recipe(2e-3, {"method": "topk", "density": 0.01, "exchange": "union"}),
     "topk-5-int4": Recipe(2e-3, INT4),
-    "topk-5-int4-warm": Recipe(2e-3, INT4 | WARM),
-    "first-1": _first(1, density=0.05, outer="average"),
-    "first-5": _first(5, density=0.5, values="sign"),
+    "topk-5-int4-warm": Recipe(2e-3, INT4 | {"warmup": (0.25,), "warmup_steps": 150}),
+    "first-1": _first(1, 0.05, "int4", outer="average"),
+    "first-5": _first(5, 0.5, "sign"),
+    "first-10": _first(10, 0.5, "int4"),
 }
-"""first: AdamW before the compression, which is `local_steps`."""
+"""first: `local_steps`. AdamW runs on each worker's own gradient, and what 1, 5 or 10 of its steps
+have changed is compressed."""
 
 WORDS = ("dense", "topk-5-int4", "first-5")
 """What is measured on WikiText-2."""

@@ -41,8 +41,8 @@ class Recipe:
     local: Mapping[str, Any] | None = None
 
 
-DENSE = Recipe(1e-3, {"method": "dense"})
-"""AdamW with a dense all-reduce at every step."""
+DENSE = Recipe(2e-3, {"method": "dense"})
+"""AdamW with a dense all-reduce at every step; 1e-3 is 0.6 % worse on tiny shakespeare."""
 
 
 def follow(settings: Settings, cell: Cell, recipe: Recipe, steps: int) -> Iterator[Row]:

@@ -19,26 +19,28 @@ from gradwire.study.language import (
 from gradwire.study.study import Cell, Page, Row, Settings, Study, listed
 
 EVERY, STEPS, SMALL_STEPS = 30, 1500, 150
-TENTH: dict[str, Any] = {"every": EVERY, "density": 0.1, "indices": "auto"}
+INT4: dict[str, Any] = {"every": EVERY, "density": 0.1, "indices": "auto"}
+SIGN: dict[str, Any] = {"every": EVERY, "density": 0.168, "indices": "auto", "values": "sign"}
 WHOLE: dict[str, Any] = {"every": EVERY, "method": "dense", "values": "fp32", "indices": "int32"}
 
 
-def _outer(lr: float, momentum: float) -> dict[str, Any]:
-    return {"outer": "nesterov", "outer_lr": lr, "outer_momentum": momentum}
+def _local(sent: dict[str, Any], lr: float, momentum: float, keep: bool = False) -> Recipe:
+    outer = {"outer": "nesterov", "outer_lr": lr, "outer_momentum": momentum, "keep_unsent": keep}
+    return Recipe(1e-3, DENSE.given, sent | outer)
 
 
 RECIPES = {
     "dense": DENSE,
-    "nesterov-0.5": Recipe(1e-3, DENSE.given, TENTH | _outer(1.0, 0.5)),
-    "nesterov-0.7": Recipe(1e-3, DENSE.given, TENTH | _outer(1.0, 0.7)),
-    "nesterov-0.5-keep": Recipe(
-        1e-3, DENSE.given, TENTH | _outer(1.0, 0.5) | {"keep_unsent": True}
-    ),
-    "average": Recipe(2e-3, DENSE.given, TENTH | {"outer": "average"}),
-    "whole": Recipe(1e-3, DENSE.given, WHOLE | _outer(1.0, 0.5)),
-    "whole-diloco": Recipe(1e-3, DENSE.given, WHOLE | _outer(0.7, 0.9)),
+    "sign-0.5-keep": _local(SIGN, 1.0, 0.5, keep=True),
+    "sign-0.7-keep": _local(SIGN, 1.0, 0.7, keep=True),
+    "sign-0.5": _local(SIGN, 1.0, 0.5),
+    "int4-0.5": _local(INT4, 1.0, 0.5),
+    "sign-diloco-keep": _local(SIGN, 0.7, 0.9, keep=True),
+    "whole-0.5": _local(WHOLE, 1.0, 0.5),
+    "whole-diloco": _local(WHOLE, 0.7, 0.9),
 }
-"""All but the whole ones send 10 % as int4."""
+"""What is sent, the outer momentum, and whether weights keep what is not sent. sign and int4 have
+as many entries as 1/500 of the dense bytes allow; diloco is DiLoCo's outer step, 0.7 and 0.9."""
 
 TARGET_BYTES, TARGET_LOSS = 500, 0.02
 
