@@ -9,7 +9,7 @@ from gradwire.study.language import (
     SEEDS,
     Recipe,
     Runs,
-    by_data,
+    by_task,
     chart,
     follow,
     gaps,
@@ -23,15 +23,15 @@ INT4: dict[str, Any] = {"method": "topk", "density": 0.05, "values": "int4", "in
 
 def _first(every: int, density: float, values: str, **outer: Any) -> Recipe:
     local = {"every": every, "density": density, "values": values, "indices": "auto"}
-    return Recipe(1e-3, DENSE.given, local | outer)
+    return Recipe(1e-3, given=DENSE.given, local=local | outer)
 
 
 RECIPES = {
     "dense": DENSE,
-    "topk-1": Recipe(2e-3, {"method": "topk", "density": 0.01}),
-    "topk-1-union": Recipe(2e-3, {"method": "topk", "density": 0.01, "exchange": "union"}),
-    "topk-5-int4": Recipe(2e-3, INT4),
-    "topk-5-int4-warm": Recipe(2e-3, INT4 | {"warmup": (0.25,), "warmup_steps": 150}),
+    "topk-1": Recipe(2e-3, given={"method": "topk", "density": 0.01}),
+    "topk-1-union": Recipe(2e-3, given={"method": "topk", "density": 0.01, "exchange": "union"}),
+    "topk-5-int4": Recipe(2e-3, given=INT4),
+    "topk-5-int4-warm": Recipe(2e-3, given=INT4 | {"warmup": (0.25,), "warmup_steps": 150}),
     "first-1": _first(1, 0.05, "int4", outer="average"),
     "first-5": _first(5, 0.5, "sign"),
     "first-10": _first(10, 0.5, "int4"),
@@ -48,7 +48,7 @@ def cells(settings: Settings) -> list[Cell]:
     names = ("phrases",) if settings.small else tuple(STEPS)
     seeds = settings.seeds or (1 if settings.small else SEEDS)
     return [
-        {"data": name, "recipe": recipe, "seed": settings.seed + seed}
+        {"model": "gpt-nano", "data": name, "recipe": recipe, "seed": settings.seed + seed}
         for seed in range(seeds)
         for name in names
         for recipe in RECIPES
@@ -64,7 +64,7 @@ def measure(settings: Settings, cell: Cell) -> list[Row]:
 
 def page(rows: Sequence[Row]) -> Page:
     """Which recipe keeps dense AdamW's loss."""
-    found = by_data(rows)
+    found = by_task(rows)
     says = " ".join(_says(name, runs) for name, runs in found.items())
     tables = [table(name, runs) for name, runs in found.items()]
     return Page(says, tables, [chart("adam", name, runs) for name, runs in found.items()])

@@ -9,7 +9,7 @@ from gradwire.study.language import (
     SEEDS,
     Recipe,
     Runs,
-    by_data,
+    by_task,
     chart,
     follow,
     gaps,
@@ -18,7 +18,7 @@ from gradwire.study.language import (
 )
 from gradwire.study.study import Cell, Page, Row, Settings, Study, listed
 
-EVERY, STEPS, SMALL_STEPS = 30, 1500, 150
+EVERY, STEPS, SMALL_STEPS = 30, {"gpt-micro": 4200, "gpt-nano": 1500}, 150
 INT4: dict[str, Any] = {"every": EVERY, "density": 0.1, "indices": "auto"}
 SIGN: dict[str, Any] = {"every": EVERY, "density": 0.168, "indices": "auto", "values": "sign"}
 WHOLE: dict[str, Any] = {"every": EVERY, "method": "dense", "values": "fp32", "indices": "int32"}
@@ -26,7 +26,7 @@ WHOLE: dict[str, Any] = {"every": EVERY, "method": "dense", "values": "fp32", "i
 
 def _local(sent: dict[str, Any], lr: float, momentum: float, keep: bool = False) -> Recipe:
     outer = {"outer": "nesterov", "outer_lr": lr, "outer_momentum": momentum, "keep_unsent": keep}
-    return Recipe(1e-3, DENSE.given, sent | outer)
+    return Recipe(1e-3, given=DENSE.given, local=sent | outer)
 
 
 RECIPES = {
@@ -47,35 +47,38 @@ TARGET_BYTES, TARGET_LOSS = 500, 0.02
 
 def cells(settings: Settings) -> list[Cell]:
     """A training run each, seed by seed, so that a study that is stopped has pairs."""
-    name = "phrases" if settings.small else "shakespeare"
+    tasks = [(name, "shakespeare") for name in STEPS]
+    if settings.small:
+        tasks = [("gpt-nano", "phrases")]
     seeds = settings.seeds or (1 if settings.small else SEEDS)
     return [
-        {"data": name, "recipe": recipe, "seed": settings.seed + seed}
+        {"model": model, "data": data, "recipe": recipe, "seed": settings.seed + seed}
         for seed in range(seeds)
+        for model, data in tasks
         for recipe in RECIPES
     ]
 
 
 def measure(settings: Settings, cell: Cell) -> list[Row]:
     """A row a look."""
-    steps = SMALL_STEPS if settings.small else STEPS
+    steps = SMALL_STEPS if settings.small else STEPS[cell["model"]]
     return list(follow(settings, cell, RECIPES[cell["recipe"]], steps))
 
 
 def page(rows: Sequence[Row]) -> Page:
     """Who keeps dense AdamW's loss, and for how many bytes."""
-    found = by_data(rows)
-    says = " ".join(_says(runs) for runs in found.values())
+    found = by_task(rows)
+    says = " ".join(_says(task, runs) for task, runs in found.items())
     tables = [table(name, runs) for name, runs in found.items()]
     return Page(says, tables, [chart("local", name, runs) for name, runs in found.items()])
 
 
-def _says(runs: Runs) -> str:
+def _says(task: str, runs: Runs) -> str:
     if "dense" not in runs:
-        return "The dense run is missing."
+        return f"{task}: the dense run is missing."
     good = [name for name in runs if name != "dense" and _fits(runs, name)]
     return (
-        f"AdamW with {EVERY} local steps: {listed(good)} "
+        f"{task}, AdamW with {EVERY} local steps: {listed(good)} "
         f"{'sends' if len(good) < 2 else 'send'} at most 1/{TARGET_BYTES} of the dense bytes with "
         f"a test loss within {100 * TARGET_LOSS:g} % of dense AdamW's."
     )

@@ -8,7 +8,15 @@ SMALL = Settings(small=True)
 
 
 def rows(recipe, tests, sent, data="shakespeare", seed=0):
-    fixed = {"data": data, "recipe": recipe, "seed": seed, "d": 100, "loss": 1.0, "lr": 0.001}
+    fixed = {
+        "model": "gpt-nano",
+        "data": data,
+        "recipe": recipe,
+        "seed": seed,
+        "d": 100,
+        "loss": 1.0,
+        "lr": 0.001,
+    }
     return [
         fixed | {"step": i, "tokens": 9 * i, "test": test, "bytes": i * sent, "dense": 1000 * i}
         for i, test in enumerate(tests, start=1)
@@ -62,8 +70,8 @@ def test_every_cell_has_its_run(study):
 def follow(monkeypatch, recipe):
     """Four steps of a tiny network; virtual workers, so bytes are those of real ranks."""
     monkeypatch.setattr(language, "LOOKS", 2)
-    monkeypatch.setitem(language.BATCH, "phrases", 1)
-    cell = {"data": "phrases", "recipe": "", "seed": 0}
+    monkeypatch.setitem(language.BATCH, ("gpt-nano", "phrases"), 1)
+    cell = {"model": "gpt-nano", "data": "phrases", "recipe": "", "seed": 0}
     found = list(language.follow(SMALL, cell, recipe, 4))
     assert [row["step"] for row in found] == [2, 4]
     assert found[1]["dense"] == 2 * found[0]["dense"] == 4 * 24 * found[0]["d"]
@@ -72,14 +80,14 @@ def follow(monkeypatch, recipe):
 
 
 def test_a_run_of_gradients(monkeypatch):
-    found = follow(monkeypatch, Recipe(1e-3, {"method": "topk", "density": 0.01}))
+    found = follow(monkeypatch, Recipe(1e-3, given={"method": "topk", "density": 0.01}))
     assert found[1]["bytes"] == 2 * found[0]["bytes"] < found[1]["dense"] / 10
 
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_run_of_local_steps_that_ends_with_a_flush(monkeypatch, keep):
     local = {"every": 2, "outer": "average", "density": 0.05, "values": "sign", "flush": True}
-    recipe = Recipe(1e-3, {"method": "dense"}, local | {"keep_unsent": keep})
+    recipe = Recipe(1e-3, given={"method": "dense"}, local=local | {"keep_unsent": keep})
     found = follow(monkeypatch, recipe)
     half = found[0]["bytes"]
     assert half < found[0]["dense"] / 50
