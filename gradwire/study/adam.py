@@ -46,7 +46,7 @@ WORDS = ("dense", "topk-5-int4", "first-5")
 def cells(settings: Settings) -> list[Cell]:
     """A training run each, seed by seed, so that a study that is stopped has pairs."""
     names = ("phrases",) if settings.small else tuple(STEPS)
-    seeds = settings.seeds or (1 if settings.small else SEEDS)
+    seeds = 1 if settings.small else SEEDS
     return [
         {"model": "gpt-nano", "data": name, "recipe": recipe, "seed": settings.seed + seed}
         for seed in range(seeds)

@@ -42,13 +42,14 @@ class Recipe:
     train`, and the arguments of `local_steps` where there are local steps."""
 
     lr: float
-    micro: float = 5e-3
+    micro: float = 1e-2
     given: Mapping[str, Any] = field(default_factory=dict)
     local: Mapping[str, Any] | None = None
 
 
-DENSE = Recipe(2e-3, given={"method": "dense"})
-"""AdamW with a dense all-reduce at every step; 1e-3 is 0.6 % worse on tiny shakespeare."""
+DENSE = Recipe(2e-3, 2e-2, {"method": "dense"})
+"""AdamW with a dense all-reduce at every step. Half of these learning rates is 0.6 % worse on tiny
+shakespeare, with both models."""
 
 
 def follow(settings: Settings, cell: Cell, recipe: Recipe, steps: int) -> Iterator[Row]:

@@ -50,7 +50,7 @@ def cells(settings: Settings) -> list[Cell]:
     tasks = [(name, "shakespeare") for name in STEPS]
     if settings.small:
         tasks = [("gpt-nano", "phrases")]
-    seeds = settings.seeds or (1 if settings.small else SEEDS)
+    seeds = 1 if settings.small else SEEDS
     return [
         {"model": model, "data": data, "recipe": recipe, "seed": settings.seed + seed}
         for seed in range(seeds)
