@@ -27,7 +27,8 @@ class Job:
     batch: examples a rank. autocast: fp32 is none. seconds: a method is dropped from the rounds
     that are left when its timed steps have taken this long; 0 is never. bucket_mb: DDP's buckets,
     0 as DDP has them. trace: a folder for timelines, or nothing. alone: also measure each method
-    without a network, for the planner's check.
+    without a network, for the planner's check. delay: seconds of latency asked of the lab; latency:
+    what is measured.
     """
 
     model: str
@@ -46,6 +47,7 @@ class Job:
     measured: float = 0.0
     trace: str = ""
     alone: bool = False
+    delay: float = 0.0
     latency: float | None = None
 
     def __post_init__(self) -> None:

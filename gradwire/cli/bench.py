@@ -167,6 +167,7 @@ def step(
     model: str = typer.Option("resnet20", help="A network of gradwire.models."),
     ranks: int = typer.Option(4, help="Ranks; under torchrun they are there already."),
     link: str = typer.Option("", help="100mbit, 1gbit, 10gbit: in the lab; else on loopback."),
+    latency: str = typer.Option("0ms", help="Of the lab, one way: 5ms, 200us."),
     methods: str = typer.Option(
         "noop,dense,topk",
         help="With commas, noop first. PyTorch's: noop, dense, bf16, powersgd-1, -2, -4, -8. "
@@ -199,11 +200,13 @@ def step(
     from gradwire.bench.start import bench_step
     from gradwire.cli.lab import INTERRUPTED, leave_on_signals
     from gradwire.cli.say import complain, errors
+    from gradwire.cluster.rate import parse_time
 
     job = Job(
         model, tuple(_split(methods)), batch, iterations, density, values, indices, autocast,
         _kind(device), seconds, bucket_mb, link,
         trace="" if trace is None else str(trace.absolute()), alone=alone,
+        delay=parse_time(latency),
     )  # fmt: skip
     leave_on_signals()
     try:

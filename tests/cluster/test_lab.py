@@ -130,6 +130,21 @@ def test_links_carry_what_was_asked_and_nothing_is_left(real):
     assert names() == []
 
 
+def test_latency_is_measured_and_said(real):
+    with Lab(2, "50mbit", "20ms") as lab:
+        said = lab.describe()
+        assert said.startswith("lab: 2 ranks, asked 50 Mbit/s and 20 ms, measured 4")
+        assert 20 <= float(said.rpartition(" and ")[2].removesuffix(" ms")) < 40
+        assert 0.8 < lab.measured / 50e6 < 1.0
+    assert names() == []
+
+
+@pytest.mark.parametrize(("text", "said"), [("2s", "at most 1 s, got 2 s"), ("5", "such as 50us")])
+def test_a_latency_that_is_none_is_refused(text, said):
+    with pytest.raises(ConfigError, match=said):
+        Lab(2, "1gbit", text)
+
+
 def test_a_link_that_is_not_reached_is_an_error(real):
     with Lab(2, "10mbit") as lab:
         lab.rate *= 3

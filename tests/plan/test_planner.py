@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import gradwire
+from gradwire.cluster.rate import parse_time
 from gradwire.errors import ConfigError
-from gradwire.plan.network import link_rate, parse_time
+from gradwire.plan.network import link_rate
 
 TOPK = {"methods": ("topk",), "gpu": "v100"}
 
