@@ -88,7 +88,7 @@ def rates(found: Plan) -> Chart:
 
 
 def _label(p: Prediction) -> str:
-    density = "" if p.way.method == "dense" else f" {p.way.density:g} {p.way.travels}"
+    density = "" if p.way.density == 1 else f" {p.way.density:g} {p.way.travels}"
     return p.way.name + density
 
 
