@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 import typer
+from rich.console import Console
 
 from gradwire.cli.say import console
 from gradwire.errors import ConfigError
@@ -196,7 +197,7 @@ def step(
     method adds to noop; hidden: the time of its stages that it does not. Inputs are synthetic.
     """
     from gradwire.bench.job import Job
-    from gradwire.bench.show_step import step_tables
+    from gradwire.bench.show_step import WIDTH, step_tables
     from gradwire.bench.start import bench_step
     from gradwire.cli.lab import INTERRUPTED, leave_on_signals
     from gradwire.cli.say import complain, errors
@@ -220,7 +221,8 @@ def step(
         for row in rows:
             print(json.dumps(row), flush=True)
     else:
-        console.print(step_tables(rows))
+        # A narrow terminal wraps the lines: parts of numbers are no use.
+        Console(width=max(WIDTH, console.width)).print(step_tables(rows))
 
 
 Row = TypeVar("Row", bound=Any)

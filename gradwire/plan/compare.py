@@ -81,14 +81,19 @@ def compare(rows: Iterable[Row]) -> list[Compared]:
 
 
 def _with_base(rows: Iterable[Row]) -> Iterator[tuple[Row, float]]:
-    """Each row with the seconds of computing in its run, which begins with noop."""
+    """Each row with the seconds of computing in its run, which begins with noop.
+
+    Of a barrier's step, what is not its own all-reduce.
+    """
     base = 0.0
     for row in rows:
-        if row["method"] == "barrier":
-            base = row["seconds"]["median"]
-        elif row["method"] == "noop":
-            base = 0.0
-        yield row, base or row["noop_seconds"] or 0.0
+        noop = row["noop_seconds"] or 0.0
+        if row["method"] == "noop":
+            base = noop
+        elif row["method"] == "barrier":
+            spoken = 2 * (row["ranks"] - 1) * row["link"]["latency"]
+            base = max(noop, row["seconds"]["median"] - spoken)
+        yield row, base or noop
 
 
 def _key(row: Row) -> tuple[Any, ...]:
