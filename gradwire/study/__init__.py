@@ -1,6 +1,7 @@
 """The papers' figures and tables, one file each; and what they leave open."""
 
 from gradwire.study import (
+    accuracy,
     adam,
     bounds,
     buildup,
@@ -9,6 +10,7 @@ from gradwire.study import (
     local_steps,
     operators,
     scaling,
+    sketch,
 )
 from gradwire.study.study import Page, Settings, Study
 
@@ -19,8 +21,10 @@ STUDIES: dict[str, Study] = {
         bounds,
         operators,
         convergence,
+        accuracy,
         scaling,
         buildup,
+        sketch,
         local_steps,
         adam,
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +16,10 @@ LANES = 8
 class Passes:
     """Forward and backward passes of P workers: `losses` [P] and flat `gradients` [P, d].
 
-    `models` has a network for each worker (`twins` makes them of one), `batch` tensors of shape
-    [P, ...], here and in every call alike. On CUDA all passes are one graph with `LANES` branches,
-    elsewhere they run one after another; the kernels and their results are the same.
+    `models` has a network for each worker (`twins` makes them of one), with no autograd graph alive
+    on them; `batch` has tensors of shape [P, ...], here and in every call alike. On CUDA all passes
+    are one graph with `LANES` branches, elsewhere they run one after another; the kernels and their
+    results are the same.
     """
 
     def __init__(
@@ -64,11 +66,13 @@ class Passes:
         graph, lanes = torch.cuda.CUDAGraph(), [torch.cuda.Stream() for _ in range(LANES)]
         with torch.cuda.graph(graph):
             begin = torch.cuda.current_stream()
-            for number, lane in enumerate(lanes):
+            for lane in lanes:
                 lane.wait_stream(begin)
+            for number, lane in enumerate(lanes):
                 with torch.cuda.stream(lane):
                     for rank in range(number, len(self._models), LANES):
                         self._pass(rank)
+            for lane in lanes:
                 begin.wait_stream(lane)
         for buffer, old in zip(buffers, before, strict=True):
             buffer.copy_(old)
@@ -77,17 +81,12 @@ class Passes:
 
 
 def twins(model: nn.Module, count: int) -> list[nn.Module]:
-    """`model` and copies of it that share its parameters and have buffers of their own."""
-    shared = {id(p): p for p in model.parameters()}
-    return [model, *(deepcopy(model, dict(shared)) for _ in range(count - 1))]
+    """Copies of `model` that share the memory of its parameters; the first also has its buffers.
 
-
-def graph_passes(model: nn.Module, tokens: tuple[int, int], device: torch.device) -> None:
-    """From now on forward and backward passes in training are one launch each, on CUDA.
-
-    `tokens` is the shape of every batch. The results are those of the same kernels; evaluation is
-    as before. On other devices nothing changes.
+    Their parameters are leaves of their own: one that several streams use would tie them together.
     """
-    if device.type == "cuda":
-        sample = torch.zeros(tokens, dtype=torch.int64, device=device)
-        torch.cuda.make_graphed_callables(model, (sample,))
+    copies, buffers = [], {id(b): b for b in model.buffers()}
+    for number in range(count):
+        shared: dict[int, Any] = {id(p): nn.Parameter(p.detach()) for p in model.parameters()}
+        copies.append(deepcopy(model, {**shared, **({} if number else buffers)}))
+    return copies

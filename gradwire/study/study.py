@@ -17,12 +17,17 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Settings:
-    """How a study is run. `small` is for a CPU and two minutes, with embedded data."""
+    """How a study is run. `small` is for a CPU and two minutes, with embedded data.
+
+    `seeds` and `epochs` choose the cells of a choosy study; 0 is what the study has itself.
+    """
 
     small: bool = False
     data_dir: str | None = None
     device: str = "cpu"
     seed: int = 0
+    seeds: int = 0
+    epochs: int = 0
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,8 @@ class Study:
     page: Callable[[Sequence[Row]], Page]
     files: Sequence[str] = field(default=())
     """Data sets that the full study reads from --data-dir."""
+    choosy: bool = False
+    """Whether its cells can be chosen by seeds and epochs."""
 
 
 def there(name: str) -> bool:
