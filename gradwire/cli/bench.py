@@ -182,6 +182,9 @@ def step(
     seconds: float = typer.Option(
         0.0, help="A method that has taken this long is not timed further; 0 is never."
     ),
+    at_most: float = typer.Option(
+        0.0, help="Seconds for all methods, once the ranks have started; 0 is no limit."
+    ),
     autocast: str = typer.Option("fp32", help="bf16, or fp32 for none."),
     bucket_mb: float = typer.Option(0.0, help="DDP's buckets; 0 as DDP has them."),
     device: str = DEVICE,
@@ -207,7 +210,7 @@ def step(
         model, tuple(_split(methods)), batch, iterations, density, values, indices, autocast,
         _kind(device), seconds, bucket_mb, link,
         trace="" if trace is None else str(trace.absolute()), alone=alone,
-        delay=parse_time(latency),
+        delay=parse_time(latency), at_most=at_most,
     )  # fmt: skip
     leave_on_signals()
     try:

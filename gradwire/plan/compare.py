@@ -91,7 +91,7 @@ def _with_base(rows: Iterable[Row]) -> Iterator[tuple[Row, float]]:
         if row["method"] == "noop":
             base = noop
         elif row["method"] == "barrier":
-            spoken = 2 * (row["ranks"] - 1) * row["link"]["latency"]
+            spoken = 2 * (row["ranks"] - 1) * row["link"].get("latency", 0.0)
             base = max(noop, row["seconds"]["median"] - spoken)
         yield row, base or noop
 
