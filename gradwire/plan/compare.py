@@ -101,9 +101,11 @@ def _key(row: Row) -> tuple[Any, ...]:
 
 
 def _work(alone: Mapping[str, float]) -> Work:
-    if "hook" in alone:
-        return Work(alone["hook"], 0.0, 0.0)
-    return Work(alone["accumulate"] + alone["compress"], alone["encode"], alone["decode"])
+    """The stages; what a step grows by beyond them, a thread's turn say, counts as decode."""
+    compress = alone.get("accumulate", 0.0) + alone.get("compress", 0.0)
+    encode, decode = alone.get("encode", 0.0), alone.get("decode", 0.0)
+    more = max(0.0, alone["step"] - compress - encode - decode)
+    return Work(compress, encode, decode + more)
 
 
 def _way(row: Row) -> Way | None:
