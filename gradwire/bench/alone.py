@@ -1,5 +1,6 @@
 """What a method costs a rank when nothing travels: the constants of the planner's check."""
 
+import itertools
 import statistics
 from functools import partial
 
@@ -9,6 +10,8 @@ from gradwire.bench.contender import Contender, Task
 from gradwire.bench.job import Job
 from gradwire.bench.laps import laps
 from gradwire.cluster.mirror import Mirror
+from gradwire.integrate.attached import Attached
+from gradwire.stages import STAGES
 from gradwire.train.place import Place
 
 WARM, TIMED = 3, 7
@@ -38,16 +41,28 @@ def _alone(name: str, job: Job, task: Task, place: Place) -> dict[str, float]:
     wire = other.wire
     if wire is not None:
         wire.open(wire.slots, wire.device, Mirror(place.world, task.device.type == "cuda"))
-    medians, spent = [], {}
+    medians = []
     for contender in (noop, other):
         for _ in range(WARM):
             contender.step(task)
-        before = {} if wire is None else wire.clock.seconds()
-        times = laps(partial(contender.step, task), TIMED, task.device)
-        medians.append(statistics.median(times))
-        if wire is not None:
-            spent = {k: (v - before[k]) / (TIMED + 1) for k, v in wire.clock.seconds().items()}
-            spent.pop("exchange")
-    if wire is not None:
-        wire.close()
-    return spent | {STEP: max(0.0, medians[1] - medians[0])}
+        medians.append(statistics.median(laps(partial(contender.step, task), TIMED, task.device)))
+    added = {STEP: max(0.0, medians[1] - medians[0])}
+    if wire is None:
+        return added
+    found = _stages(other, wire, task)
+    wire.close()
+    return found | added
+
+
+def _stages(contender: Contender, wire: Attached, task: Task) -> dict[str, float]:
+    """Median seconds of each stage."""
+    seen = [wire.clock.seconds()]
+    for _ in range(TIMED):
+        contender.step(task)
+        seen.append(wire.clock.seconds())
+    pairs = list(itertools.pairwise(seen))
+    return {
+        name: statistics.median(b[name] - a[name] for a, b in pairs)
+        for name in STAGES
+        if name != "exchange"
+    }
