@@ -20,6 +20,11 @@ TORCH = {"dense": Way("dense", "dense"), "bf16": Way("dense", "dense-bf16")}
 ONE_BUCKET_MB = 1e6
 """PowerSGD on Gloo, as the bench runs it."""
 
+NEEDED = {
+    "model", "ranks", "method", "exchange", "values", "indices", "density", "bundle_bytes",
+    "device", "cores", "link", "noop_seconds", "seconds",
+}  # fmt: skip
+
 Row = Mapping[str, Any]
 
 
@@ -44,13 +49,19 @@ class Compared:
 def read_rows(file: Path) -> list[dict[str, Any]]:
     """The rows of a .jsonl file."""
     try:
-        return [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
+        rows = [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
     except FileNotFoundError:
         raise ConfigError(
             f"{file} is not there; --check takes paper, or rows of bench step"
         ) from None
     except ValueError as error:
         raise ConfigError(f"{file} holds no JSON rows: {error}") from error
+    for row in rows:
+        missing = NEEDED - row.keys() if isinstance(row, dict) else NEEDED
+        if missing or not (row["link"] or {}).get("measured"):
+            what = f"no {min(missing)!r}" if missing else "no measured link: run it with --link"
+            raise ConfigError(f"{file} holds other rows than those of bench step: {what}")
+    return rows
 
 
 def compare(rows: Iterable[Row]) -> list[Compared]:
@@ -90,7 +101,7 @@ def _with_base(rows: Iterable[Row]) -> Iterator[tuple[Row, float]]:
         noop = row["noop_seconds"] or 0.0
         if row["method"] == "noop":
             base = noop
-        elif row["method"] == "barrier":
+        elif row["method"] == "barrier" and row["seconds"]:
             spoken = 2 * (row["ranks"] - 1) * row["link"].get("latency", 0.0)
             base = max(noop, row["seconds"]["median"] - spoken)
         yield row, base or noop

@@ -57,6 +57,15 @@ def test_files_without_rows_are_one_line(tmp_path):
     (tmp_path / "odd.jsonl").write_text("{")
     with pytest.raises(ConfigError, match="holds no JSON rows"):
         read_rows(tmp_path / "odd.jsonl")
+    row = next(rows())
+    for wrong, said in (
+        ([1], "no 'bundle_bytes'"),
+        ({k: v for k, v in row.items() if k != "link"}, "no 'link'"),
+        (row | {"link": {"asked": None, "measured": None}}, "no measured link"),
+    ):
+        (tmp_path / "odd.jsonl").write_text(json.dumps(wrong))
+        with pytest.raises(ConfigError, match=f"than those of bench step: {said}"):
+            read_rows(tmp_path / "odd.jsonl")
 
 
 def lab_rows(rate):
@@ -74,6 +83,11 @@ def lab_rows(rate):
             "seconds": {"median": 0.016 if method == "barrier" else 0.01},
             "alone": alone.get(method, {}) if rate == 1e8 else {},
         }  # fmt: skip
+
+
+def test_rows_that_there_was_no_time_for_are_left_out():
+    late = [row | {"seconds": {}, "noop_seconds": None} for row in lab_rows(1e8)]
+    assert compare(late) == []
 
 
 def test_computing_is_the_barriers_and_own_work_is_what_was_measured_alone():
