@@ -79,12 +79,12 @@ def limited(rank, job):
 
 def test_a_limit_leaves_the_rows_there_are(ranks):
     methods = ("noop", "dense", "topk", "dgc")
-    # Two looks are before half of the time: the last two methods are not made ready. One look more
-    # is before its end: dense has one round. The others are compared with noop, which has all.
-    job = Job("fnn3", methods, batch=2, iterations=30, at_most=5.0)
+    # Three looks are before half of the time: the last method is not made ready. Three more are
+    # before its end, a round each. The others are compared with noop, which has all of its rounds.
+    job = Job("fnn3", methods, batch=2, iterations=30, at_most=7.0)
     for rows in ranks.run(2, limited, job):
-        assert [row["iterations"] for row in rows] == [30, 10, 0, 0]
-        assert rows[-1]["why"] == "at_most=5 s were over"
+        assert [row["iterations"] for row in rows] == [30, 20, 10, 0]
+        assert rows[-1]["why"] == "at_most=7 s were over"
 
 
 def test_laps_leave_the_first_step_out():

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ import pytest
 from gradwire.cluster import lab as plumbing
 from gradwire.cluster.lab import NAMESPACES, Lab, check_memory, remove_left
 from gradwire.cluster.processes import check_command, rank_environment, run_ranks
-from gradwire.cluster.rate import parse_rate, show_rate
+from gradwire.cluster.rate import parse_rate, round_trip, show_rate, show_time
 from gradwire.errors import ConfigError, LabError
 
 
@@ -59,6 +60,12 @@ def test_a_rate_that_cannot_be_shaped_is_refused(text):
 def test_rates_are_shown_as_people_say_them():
     assert show_rate(95.64e6) == "95.6 Mbit/s"
     assert show_rate(10**10) == "10 Gbit/s"
+
+
+def test_a_round_trip_is_timed():
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as client:
+        assert 0 < round_trip(server, client) < 1
+    assert show_time(0.00512) == "5.12 ms"
 
 
 @pytest.mark.parametrize("ranks", [1, 0, -3, 251])
