@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gradwire.data.augment import crop_and_flip
+from gradwire.data.augment import cut, draw
 from gradwire.errors import GradwireError
 
 
@@ -72,10 +73,19 @@ class Dataset:
 
     def training_batch(self, indices: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         """Normalised images and labels; `seed` decides the crops and flips."""
-        indices = indices.to(self.train.device)
+        draws = self.draw(seed, len(indices))
+        device = self.train.device
+        return self.cut(indices.to(device), None if draws is None else draws.to(device))
+
+    def draw(self, seed: int, n: int) -> Tensor | None:
+        """What is drawn for a batch of `n`; None without augmentation."""
+        return draw(seed, n) if self.augment else None
+
+    def cut(self, indices: Tensor, draws: Tensor | None) -> tuple[Tensor, Tensor]:
+        """`training_batch` of what was drawn; nothing waits for the device."""
         images = self.train[indices]
-        if self.augment:
-            images = crop_and_flip(images, seed)
+        if draws is not None:
+            images = cut(images, draws)
         return self.normalise(images), self.train_labels[indices]
 
     def test_batch(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
@@ -84,6 +94,11 @@ class Dataset:
 
     def normalise(self, images: Tensor) -> Tensor:
         """fp32 images of zero mean and unit deviation over the training set."""
-        mean = torch.tensor(self.mean, device=images.device).view(-1, 1, 1)
-        std = torch.tensor(self.std, device=images.device).view(-1, 1, 1)
+        mean, std = self._moments
         return (images.float() / 255 - mean) / std
+
+    @cached_property
+    def _moments(self) -> tuple[Tensor, Tensor]:
+        """Kept on the device: a copy from the host waits for it."""
+        mean, std = (torch.tensor(x, device=self.train.device) for x in (self.mean, self.std))
+        return mean.view(-1, 1, 1), std.view(-1, 1, 1)

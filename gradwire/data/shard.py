@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 
 import torch
@@ -48,9 +49,8 @@ class Shard:
         return self.examples // (self.batch * self.world)
 
     def order(self, epoch: int) -> Tensor:
-        """The epoch's permutation of all examples, the same on every rank."""
-        draw = torch.Generator().manual_seed(mix(self.seed, epoch))
-        return torch.randperm(self.examples, generator=draw)
+        """The epoch's permutation of all examples, the same on every rank; not to be changed."""
+        return _order(self.examples, mix(self.seed, epoch))
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Tensor]:
         """This rank's indices for step `start` and each later step of the epoch."""
@@ -58,3 +58,9 @@ class Shard:
         for step in range(start, self.steps):
             first = (step * self.world + self.rank) * self.batch
             yield order[first : first + self.batch]
+
+
+@lru_cache(maxsize=4)
+def _order(examples: int, seed: int) -> Tensor:
+    """Kept, because all virtual workers ask for the same one at every step."""
+    return torch.randperm(examples, generator=torch.Generator().manual_seed(seed))

@@ -1,6 +1,7 @@
 """The papers' figures and tables, one file each; and what they leave open."""
 
 from gradwire.study import (
+    accuracy,
     adam,
     bounds,
     buildup,
@@ -20,6 +21,7 @@ STUDIES: dict[str, Study] = {
         bounds,
         operators,
         convergence,
+        accuracy,
         scaling,
         buildup,
         sketch,

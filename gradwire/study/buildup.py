@@ -39,7 +39,7 @@ def measure(settings: Settings, cell: Cell) -> list[Row]:
             stats = crew.cluster.stats()
             total = stats.achieved_density * crew.entries * step
             union = int((crew.update != 0).sum())
-            share = stats.seconds["compress"] * crew.options.workers / crew.compute_seconds
+            share = stats.seconds["compress"] * crew.options.workers / crew.computing.seconds
             rows.append(cell | {"step": step, "k": k, "d": crew.entries, "compress": share})
             rows[-1] |= {"union": union / k, "sent": (total - sent) / k}
             sent = total

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from statistics import mean, stdev
 from typing import Any
 
+import torch
+
 from gradwire import models
 from gradwire.report.chart import GREY, Chart, Line
 from gradwire.report.outcome import size
@@ -71,7 +73,8 @@ def _train(options: Options, cell: Cell) -> list[Row]:
     total, rows = options.epochs * crew.epoch_steps, []
     for epoch in range(1, options.epochs + 1):
         losses = [crew.step(options.lr * rate(crew.steps / total)) for _ in range(crew.epoch_steps)]
-        row = {"task": spec.task, "epoch": epoch, "epochs": options.epochs, "loss": mean(losses)}
+        row = {"task": spec.task, "epoch": epoch, "epochs": options.epochs}
+        row["loss"] = float(torch.stack(losses).mean())
         row |= {"score": crew.score(), "bytes": crew.bytes_sent, "d": crew.entries}
         rows.append(cell | row | {"residual_bytes": crew.residual_bytes})
     return rows

@@ -8,9 +8,45 @@ from torch import Tensor, nn
 
 from gradwire import data as datasets
 from gradwire import models
+from gradwire.accumulate.schedule import entries
 from gradwire.cluster.local import VirtualCluster
 from gradwire.data import Data, Shard, mix
+from gradwire.study.batches import Batches
+from gradwire.study.graphs import Passes, twins
 from gradwire.train.options import Options
+from gradwire.train.task import TASKS
+
+
+class Stopwatch:
+    """Seconds of a block; on CUDA by events that are read when asked for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._events: list[torch.cuda.Event] = []
+        self._seconds = 0.0
+
+    def __enter__(self) -> None:
+        self._mark(-1)
+
+    def __exit__(self, *what: object) -> None:
+        self._mark(1)
+
+    def _mark(self, sign: int) -> None:
+        if self._cuda:
+            self._events.append(torch.cuda.Event(enable_timing=True))
+            self._events[-1].record()
+        else:
+            self._seconds += sign * time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """In all; waits for the device."""
+        if self._events:
+            self._events[-1].synchronize()
+        for begin, end in zip(self._events[::2], self._events[1::2], strict=True):
+            self._seconds += begin.elapsed_time(end) / 1e3
+        self._events = []
+        return self._seconds
 
 
 class Crew:
@@ -18,7 +54,9 @@ class Crew:
 
     Every worker's gradient is of the same weights, so one copy is enough. Batch norm keeps worker
     0's running statistics, as a rank 0 checkpoint does. With one bundle and a rank-ordered
-    exchange the weights are those of real ranks, bit for bit.
+    exchange the weights are those of real ranks, bit for bit. On CUDA the passes of all workers
+    are one graph, unless batches differ in shape, as those of speech do; there dropout draws from
+    torch's generator, elsewhere every worker's is seeded at every step.
     """
 
     def __init__(self, options: Options, data: Data) -> None:
@@ -31,15 +69,19 @@ class Crew:
         torch.manual_seed(mix(options.seed))
         network = {**options.size, **data.network}
         self.model = models.build(options.model, **network).to(self.device)
+        self.judged = self.model
+        """Whose score counts."""
         self.parameters = list(self.model.parameters())
         self.optimizer = options.make_optimizer(self.parameters)
         self.cluster = VirtualCluster(options.workers, options.config())
         self.entries = sum(p.numel() for p in self.parameters)
-        self.steps = 0
+        self.batches = Batches(self.data, self.shards, self.device)
+        self.passes: Passes | None = None
+        self.steps = self.exchanges = 0
         self.gradients: list[Tensor] = []
         self.kept: list[Tensor] = []
         self.update = torch.zeros(0)
-        self.compute_seconds = 0.0
+        self.computing = Stopwatch(self.device)
         """Forward and backward passes of all workers."""
 
     @classmethod
@@ -65,17 +107,27 @@ class Crew:
     @property
     def bytes_sent(self) -> int:
         """What all workers have sent so far."""
+        if not self.exchanges:
+            return 0
         return sum(self.cluster.stats(rank).bytes_sent for rank in range(self.options.workers))
 
-    def step(self, lr: float | None = None, watch: tuple[int, ...] = ()) -> float:
-        """One step of all workers; returns their mean loss. Notes the residuals of `watch`."""
+    @property
+    def chosen(self) -> int:
+        """Entries that a worker has chosen so far, all of them where everything was sent."""
+        if not self.exchanges:
+            return 0
+        config, dense = self.cluster.config, self.cluster.stats().dense
+        whole = sum(dense.get(reason, 0) for reason in ("method", "flush", "bytes"))
+        sizes = (entries(config.schedule.at(i), self.entries) for i in range(self.exchanges))
+        return self.entries * whole + (0 if config.method == "dense" else sum(sizes))
+
+    def step(self, lr: float | None = None, watch: tuple[int, ...] = ()) -> Tensor:
+        """One step of all workers; their mean loss, on the device. Notes residuals of `watch`."""
         epoch, offset = divmod(self.steps, self.epoch_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = self.options.lr_at(epoch) if lr is None else lr
-        begin = time.perf_counter()
-        self.gradients, losses = self._gradients(epoch, offset)
-        loss = float(torch.stack(losses).mean())
-        self.compute_seconds += time.perf_counter() - begin
+        with self.computing:
+            self.gradients, losses = self._gradients(epoch, offset)
         begun = self.steps > 0
         self.kept = [self.cluster.residual(r) if begun else torch.zeros(()) for r in watch]
         self.update = self.cluster.average(self.gradients)
@@ -85,7 +137,12 @@ class Crew:
             nn.utils.clip_grad_norm_(self.parameters, self.options.clip)
         self.optimizer.step()
         self.steps += 1
-        return loss
+        self.exchanges += 1
+        return losses.mean()
+
+    def flush(self) -> None:
+        """The next step sends everything that is kept."""
+        self.cluster.flush()
 
     def u(self, worker: int = 0) -> Tensor:
         """gradient + residual of the `worker`-th of those that the last step watched."""
@@ -94,17 +151,27 @@ class Crew:
     @torch.no_grad()
     def score(self) -> float:
         """The task's score on the test set."""
-        task, data = self.options.task, self.data
-        self.model.eval()
+        task, data, model = self.options.task, self.data, self.judged
+        model.eval()
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         for first in range(0, data.test_examples, data.at_once):
             stop = min(first + data.at_once, data.test_examples)
-            sums += task.count(self.model, data.test_batch(first, stop))
-        self.model.train()
+            sums += task.count(model, data.test_batch(first, stop))
+        model.train()
         return task.score(sums)
 
-    def _gradients(self, epoch: int, offset: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Each worker's flat gradient and loss."""
+    def _gradients(self, epoch: int, offset: int) -> tuple[list[Tensor], Tensor]:
+        """Each worker's flat gradient, and all losses."""
+        if self.device.type != "cuda" or self.options.task is TASKS["speech"]:
+            return self._one_by_one(epoch, offset)
+        batch = self.batches(epoch, offset)
+        if self.passes is None:
+            models = twins(self.model, self.options.workers)
+            self.passes = Passes(models, self.options.task.loss, batch)
+        self.passes(batch)
+        return list(self.passes.gradients), self.passes.losses
+
+    def _one_by_one(self, epoch: int, offset: int) -> tuple[list[Tensor], Tensor]:
         flat, losses, statistics = [], [], []
         for rank, shard in enumerate(self.shards):
             seed = mix(self.options.seed, epoch, offset, rank)
@@ -119,7 +186,7 @@ class Crew:
             else:
                 for buffer, first in zip(self.model.buffers(), statistics, strict=True):
                     buffer.copy_(first)
-        return flat, losses
+        return flat, torch.stack(losses)
 
     def _parts(self, flat: Tensor) -> tuple[Tensor, ...]:
         return flat.split([p.numel() for p in self.parameters])

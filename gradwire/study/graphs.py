@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +16,10 @@ LANES = 8
 class Passes:
     """Forward and backward passes of P workers: `losses` [P] and flat `gradients` [P, d].
 
-    `models` has a network for each worker (`twins` makes them of one), `batch` tensors of shape
-    [P, ...], here and in every call alike. On CUDA all passes are one graph with `LANES` branches,
-    elsewhere they run one after another; the kernels and their results are the same.
+    `models` has a network for each worker (`twins` makes them of one), with no autograd graph alive
+    on them; `batch` has tensors of shape [P, ...], here and in every call alike. On CUDA all passes
+    are one graph with `LANES` branches, elsewhere they run one after another; the kernels and their
+    results are the same.
     """
 
     def __init__(
@@ -77,9 +79,15 @@ class Passes:
 
 
 def twins(model: nn.Module, count: int) -> list[nn.Module]:
-    """`model` and copies of it that share its parameters and have buffers of their own."""
-    shared = {id(p): p for p in model.parameters()}
-    return [model, *(deepcopy(model, dict(shared)) for _ in range(count - 1))]
+    """Copies of `model` that share the memory of its parameters; the first also has its buffers.
+
+    Their parameters are leaves of their own: one that several streams use would tie them together.
+    """
+    copies, buffers = [], {id(b): b for b in model.buffers()}
+    for number in range(count):
+        shared: dict[int, Any] = {id(p): nn.Parameter(p.detach()) for p in model.parameters()}
+        copies.append(deepcopy(model, {**shared, **({} if number else buffers)}))
+    return copies
 
 
 def graph_passes(model: nn.Module, tokens: tuple[int, int], device: torch.device) -> None:

@@ -1,23 +1,32 @@
 """From a name to rows and pictures."""
 
+import multiprocessing
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 
 from gradwire.data import DataError
 from gradwire.errors import ConfigError, unknown
 from gradwire.report import ReportError
 from gradwire.report.chart import png, svg
-from gradwire.study.folder import Folder
-from gradwire.study.study import Cell, Page, Settings, Study
+from gradwire.study.folder import CHOICES, Folder
+from gradwire.study.study import Cell, Page, Row, Settings, Study
 
 Say = Callable[[str], None]
 
 
 def run_study(
-    study: Study, settings: Settings, out: Path, command: str, say: Say, only: Sequence[str] = ()
+    study: Study,
+    settings: Settings,
+    out: Path,
+    command: str,
+    say: Say,
+    jobs: int = 1,
+    only: Sequence[str] = (),
 ) -> Page:
-    """Measures what is not measured yet, draws, and returns the page.
+    """Measures what is not measured yet, `jobs` cells side by side, draws, and returns the page.
 
     A cell whose data are missing is left out; the error comes when all others are measured.
     """
@@ -26,33 +35,25 @@ def run_study(
             f"study {study.name} reads {', '.join(study.files)}: name their folder with "
             "--data-dir, or use --small."
         )
+    asked = [name for name in CHOICES if getattr(settings, name)]
+    if asked and not study.choosy:
+        raise ConfigError(f"study {study.name} has no --{asked[0]}: leave it out.")
     cells = chosen(study, settings, only)
     folder = Folder(out, study.name)
     folder.open(settings, command)
-    done, missing = folder.done(), []
-    for number, cell in enumerate(cells, start=1):
-        if cell in done:
+    done = folder.done()
+    todo, missing = [cell for cell in cells if cell not in done], []
+    begin = time.perf_counter()
+    for number, (cell, rows) in enumerate(_measured(study, settings, todo, jobs), start=1):
+        words = f"{study.name}  {len(cells) - len(todo) + number}/{len(cells)}  {_words(cell)}"
+        if isinstance(rows, DataError):
+            missing.append(rows)
+            say(f"{words}  left out: {rows}")
             continue
-        begin, words = time.perf_counter(), f"{study.name}  {number}/{len(cells)}  {_words(cell)}"
-        try:
-            folder.add(cell, study.measure(settings, cell))
-        except DataError as error:
-            missing.append(error)
-            say(f"{words}  left out: {error}")
-            continue
+        folder.add(cell, rows)
         say(f"{words}  {time.perf_counter() - begin:.1f} s")
-    rows = folder.rows()
-    if not rows:
-        raise missing[0]
-    with folder.rows_of(study):
-        page = study.page(rows)
-        _draw(page, folder)
-    if missing:
-        raise DataError(
-            f"{len(missing)} of {len(cells)} runs of study {study.name} were left out: "
-            f"{missing[0]} The same command measures them when the files are there."
-        )
-    return page
+        begin = time.perf_counter()
+    return _page(study, folder, missing)
 
 
 def chosen(study: Study, settings: Settings, only: Sequence[str]) -> list[Cell]:
@@ -68,8 +69,47 @@ def chosen(study: Study, settings: Settings, only: Sequence[str]) -> list[Cell]:
     return cells
 
 
+def _measured(
+    study: Study, settings: Settings, cells: Sequence[Cell], jobs: int
+) -> Iterator[tuple[Cell, list[Row] | DataError]]:
+    """The cells with their rows, or with what their data lack, in the order they are ready."""
+    if jobs == 1:
+        for cell in cells:
+            yield cell, _try(partial(study.measure, settings, cell))
+        return
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        running = {pool.submit(study.measure, settings, cell): cell for cell in cells}
+        try:
+            for ready in as_completed(running):
+                yield running[ready], _try(ready.result)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _try(measure: Callable[[], list[Row]]) -> list[Row] | DataError:
+    try:
+        return measure()
+    except DataError as error:
+        return error
+
+
 def _words(cell: Cell) -> str:
     return ", ".join(f"{v:,}" if isinstance(v, int) else str(v) for v in cell.values())
+
+
+def _page(study: Study, folder: Folder, missing: Sequence[DataError]) -> Page:
+    rows = folder.rows()
+    if missing and not rows:
+        raise missing[0]
+    with folder.rows_of(study):
+        page = study.page(rows)
+        _draw(page, folder)
+    if missing:
+        raise DataError(
+            f"study {study.name} left out {len(missing)} of its runs: {missing[0]} "
+            "The same command measures them when the files are there."
+        )
+    return page
 
 
 def _draw(page: Page, folder: Folder) -> None:

@@ -17,12 +17,18 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Settings:
-    """How a study is run. `small` is for a CPU and two minutes, with embedded data."""
+    """How a study is run. `small` is for a CPU and two minutes, with embedded data.
+
+    `recipes`, `seeds` and `epochs` choose among the cells of a choosy study; 0 or none is all.
+    """
 
     small: bool = False
     data_dir: str | None = None
     device: str = "cpu"
     seed: int = 0
+    recipes: tuple[str, ...] = ()
+    seeds: int = 0
+    epochs: int = 0
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,8 @@ class Study:
     page: Callable[[Sequence[Row]], Page]
     files: Sequence[str] = field(default=())
     """Data sets that the full study reads from --data-dir."""
+    choosy: bool = False
+    """Whether its cells can be chosen by recipe, seeds and epochs."""
 
 
 def there(name: str) -> bool:

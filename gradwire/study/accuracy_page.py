@@ -1,0 +1,142 @@
+"""The page of the accuracy study: pairs of runs, and what they sent."""
+
+import math
+from collections.abc import Sequence
+from statistics import mean, stdev
+
+from gradwire.report.chart import GREY, Chart, Line
+from gradwire.report.outcome import size
+from gradwire.study.study import Page, Row, Table, listed
+
+MOST, LOSS, LIMIT, PAIRS = 0.2, 0.1, 0.3, 8
+"""The target: per cent of the entries, points lost on average and at the upper limit, seeds."""
+
+STUDENT = (
+    6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771,
+    1.761, 1.753,
+)  # fmt: skip
+"""The 95 % quantile of Student's t with 1, 2, ... degrees of freedom: the upper end of an interval
+that holds the mean in 90 of 100 cases. Beyond the table its last number is on the safe side."""
+
+Runs = dict[str, dict[int, list[Row]]]
+"""Recipe, seed, and the rows of that run."""
+
+
+def page(rows: Sequence[Row]) -> Page:
+    """Who keeps dense accuracy, and for how much."""
+    found: dict[tuple[str, int], Runs] = {}
+    for row in sorted(rows, key=lambda r: (r["seed"], r["epoch"])):
+        runs = found.setdefault((row["model"], row["epochs"]), {})
+        runs.setdefault(row["recipe"], {}).setdefault(row["seed"], []).append(row)
+    says = " ".join(_says(epochs, runs) for (_, epochs), runs in found.items())
+    tables = [_table(model, epochs, runs) for (model, epochs), runs in found.items()]
+    charts = [
+        chart
+        for (model, epochs), runs in found.items()
+        for chart in (_while_training(model, epochs, runs), _at_the_end(model, epochs, runs))
+    ]
+    return Page(says, tables, charts)
+
+
+def losses(runs: Runs, name: str) -> list[float]:
+    """Points that the last score is below dense's, for every seed that both have."""
+    dense, own = runs.get("dense", {}), runs[name]
+    return [
+        100 * (dense[seed][-1]["score"] - own[seed][-1]["score"]) for seed in own if seed in dense
+    ]
+
+
+def upper(lost: Sequence[float]) -> float:
+    """The upper end of the 90 % interval of the mean, by Student's t."""
+    if len(lost) < 2:
+        return math.inf
+    factor = STUDENT[min(len(lost) - 1, len(STUDENT)) - 1]
+    return mean(lost) + factor * stdev(lost) / math.sqrt(len(lost))
+
+
+def _last(runs: Runs, name: str) -> list[Row]:
+    return [rows[-1] for rows in runs[name].values()]
+
+
+def _entries(runs: Runs, name: str) -> float:
+    """Per cent of all entries that a worker chose."""
+    return 100 * mean(r["entries"] / (r["d"] * r["steps"]) for r in _last(runs, name))
+
+
+def _bytes(runs: Runs, name: str) -> float:
+    """Per cent of the bytes of an all-reduce at every step."""
+    return 100 * mean(r["bytes"] / r["dense"] for r in _last(runs, name))
+
+
+def _says(epochs: int, runs: Runs) -> str:
+    pairs = {n: lost for n in runs if n != "dense" and (lost := losses(runs, n))}
+    few = {n: lost for n, lost in pairs.items() if _entries(runs, n) <= MOST}
+    if not few:
+        return f"{epochs} epochs: no pair of runs within {MOST:g} % yet."
+    good = [
+        n
+        for n, lost in few.items()
+        if mean(lost) < LOSS and upper(lost) < LIMIT and len(lost) >= PAIRS
+    ]
+    best = min(few, key=lambda n: mean(few[n]))
+    return (
+        f"{epochs} epochs: within {MOST:g} % of the entries, {best} comes closest to dense "
+        f"({-mean(few[best]):+.2f} points). The target, less than {LOSS:g} points lost on average "
+        f"and {LIMIT:g} at the upper limit over {PAIRS} seeds, is reached by {listed(good)}."
+    )
+
+
+def _table(model: str, epochs: int, runs: Runs) -> Table:
+    body = []
+    for name in runs:
+        last, lost = _last(runs, name), losses(runs, name) if name != "dense" else []
+        scores = [100 * row["score"] for row in last]
+        against = f"{-mean(lost):+.2f}" if lost else ""
+        if len(lost) > 1:
+            against += f" +- {stdev(lost):.2f}"
+        line = [
+            name,
+            f"{mean(scores):.2f}",
+            f"{min(scores):.2f} to {max(scores):.2f}",
+            str(len(last)),
+        ]
+        line += [against, f"{upper(lost):.2f}" if len(lost) > 1 else ""]
+        line += [f"{_entries(runs, name):.3g} %", f"{_bytes(runs, name):.3g} %"]
+        body.append([*line, size(mean(row["bytes"] for row in last))])
+    columns = ["", "test accuracy, %", "from to", "seeds", "points against dense"]
+    columns += ["most that is lost", "entries", "bytes of dense", "bytes"]
+    some = _last(runs, next(iter(runs)))[0]
+    note = (
+        f"{epochs} epochs, d = {some['d']:,}; all residuals take {size(some['residual_bytes'])}. "
+        "Pairs share seed and order of examples. Most that is lost: the upper end of the 90 % "
+        "interval of the mean difference (t). Entries: what a worker chose, over d and all steps; "
+        "bytes: what left all workers, over that of an all-reduce at every step."
+    )
+    return Table(f"{model}, {epochs} epochs", columns, body, note)
+
+
+def _while_training(model: str, epochs: int, runs: Runs) -> Chart:
+    lines = []
+    for name, seeds in runs.items():
+        steps = [step for step in zip(*seeds.values(), strict=False) if step[0]["bytes"]]
+        xs = [step[0]["bytes"] / 1e6 for step in steps]
+        ys = [100 * mean(row["score"] for row in step) for step in steps]
+        lines.append(Line(name, xs, ys, "dashes" if name == "dense" else "line", _colour(name)))
+    caption = f"{model}, {epochs} epochs: accuracy against what was sent so far"
+    label = "MB sent by all workers"
+    return Chart(f"bytes-{model}-{epochs}", caption, label, "test accuracy, %", lines, log_x=True)
+
+
+def _at_the_end(model: str, epochs: int, runs: Runs) -> Chart:
+    lines = []
+    for name in runs:
+        xs = [_bytes(runs, name)]
+        ys = [100 * mean(row["score"] for row in _last(runs, name))]
+        lines.append(Line(name, xs, ys, "points", _colour(name)))
+    caption = f"{model}, {epochs} epochs: accuracy at the end against total bytes"
+    label = "bytes, % of dense"
+    return Chart(f"end-{model}-{epochs}", caption, label, "test accuracy, %", lines, log_x=True)
+
+
+def _colour(name: str) -> str:
+    return GREY if name == "dense" else ""
