@@ -8,13 +8,16 @@ from functools import partial
 from pathlib import Path
 
 from gradwire.data import DataError
-from gradwire.errors import ConfigError, unknown
+from gradwire.errors import ConfigError, LabError, unknown
 from gradwire.report import ReportError
 from gradwire.report.chart import png, svg
 from gradwire.study.folder import CHOICES, Folder
 from gradwire.study.study import Cell, Page, Row, Settings, Study
 
 Say = Callable[[str], None]
+Missing = DataError | LabError
+MISSING = (DataError, LabError)
+"""What keeps one cell from being measured, and not the others."""
 
 
 def run_study(
@@ -28,7 +31,7 @@ def run_study(
 ) -> Page:
     """Measures what is not measured yet, `jobs` cells side by side, draws, and returns the page.
 
-    A cell whose data are missing is left out; the error comes when all others are measured.
+    A cell whose data or lab is missing is left out; the error comes when all others are measured.
     """
     if study.files and not settings.small and not settings.data_dir:
         raise ConfigError(
@@ -46,7 +49,7 @@ def run_study(
     begin = time.perf_counter()
     for number, (cell, rows) in enumerate(_measured(study, settings, todo, jobs), start=1):
         words = f"{study.name}  {len(cells) - len(todo) + number}/{len(cells)}  {_words(cell)}"
-        if isinstance(rows, DataError):
+        if isinstance(rows, MISSING):
             missing.append(rows)
             say(f"{words}  left out: {rows}")
             continue
@@ -71,8 +74,8 @@ def chosen(study: Study, settings: Settings, only: Sequence[str]) -> list[Cell]:
 
 def _measured(
     study: Study, settings: Settings, cells: Sequence[Cell], jobs: int
-) -> Iterator[tuple[Cell, list[Row] | DataError]]:
-    """The cells with their rows, or with what their data lack, in the order they are ready."""
+) -> Iterator[tuple[Cell, list[Row] | Missing]]:
+    """The cells with their rows, or with what they lack, in the order they are ready."""
     if jobs == 1:
         for cell in cells:
             yield cell, _try(partial(study.measure, settings, cell))
@@ -86,10 +89,10 @@ def _measured(
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _try(measure: Callable[[], list[Row]]) -> list[Row] | DataError:
+def _try(measure: Callable[[], list[Row]]) -> list[Row] | Missing:
     try:
         return measure()
-    except DataError as error:
+    except MISSING as error:
         return error
 
 
@@ -97,7 +100,7 @@ def _words(cell: Cell) -> str:
     return ", ".join(f"{v:,}" if isinstance(v, int) else str(v) for v in cell.values())
 
 
-def _page(study: Study, folder: Folder, missing: Sequence[DataError]) -> Page:
+def _page(study: Study, folder: Folder, missing: Sequence[Missing]) -> Page:
     rows = folder.rows()
     if missing and not rows:
         raise missing[0]
@@ -105,9 +108,9 @@ def _page(study: Study, folder: Folder, missing: Sequence[DataError]) -> Page:
         page = study.page(rows)
         _draw(page, folder)
     if missing:
-        raise DataError(
+        raise type(missing[0])(
             f"study {study.name} left out {len(missing)} of its runs: {missing[0]} "
-            "The same command measures them when the files are there."
+            "The same command measures them when that is mended."
         )
     return page
 

@@ -1,4 +1,5 @@
 import pytest
+import torch
 
 from gradwire.study import bounds, distributions, theory
 from gradwire.study.study import Settings
@@ -62,4 +63,30 @@ def test_every_model_of_table_1_is_in_the_distributions():
     wanted = {"fnn3", "lenet5", "resnet20", "vgg16-cifar", "lstm-ptb", "lstm-an4"}
     cells = distributions.cells(Settings())
     assert {c["model"] for c in cells} == wanted
-    assert {(c["every"], c["last"], c["workers"]) for c in cells} == {(200, 1600, 16)}
+    assert len(cells) == 18
+    assert {(c["every"], c["last"]) for c in cells} == {(200, 1600)}
+    workers = {c["model"]: c["workers"] for c in cells}
+    assert (workers["resnet20"], workers["vgg16-cifar"], workers["lstm-an4"]) == (16, 4, 2)
+
+
+def test_a_bin_counts_beyond_what_fp32_can():
+    many = 2**24 + 3
+    found = distributions.histogram(torch.zeros(many))
+    assert found[40] * 20 / 81 == pytest.approx(1, abs=1e-9)
+    assert sum(found) == found[40]
+
+
+def test_what_is_beyond_the_edges_is_in_no_bin():
+    found = distributions.histogram(torch.tensor([-11.0, -9.99, 0.0, 9.99, 11.0, float("inf")]))
+    assert [i for i, x in enumerate(found) if x] == [0, 40, 80]
+    assert sum(found) * 20 / 81 == pytest.approx(0.5)
+
+
+def test_figure_5_has_both_closed_forms_and_what_was_measured(rows):
+    lines = {line.label: line.ys for line in bounds.page(rows).charts[1].lines}
+    assert len(lines) == 6
+    at = bounds.SHARES.index(1e-3)
+    for name in ("normal", "Laplace"):
+        assert lines[f"{name}, measured"][at] == pytest.approx(
+            lines[f"{name}, closed form"][at], abs=4e-3
+        )
