@@ -11,7 +11,7 @@ from gradwire.train.options import resolve
 DENSITY = 0.001
 WANTED = ("topk/allgather", "topk/union", "topk/gtopk", "dgc", "micro", "exdyna", "deft")
 WORKERS, SMALL_WORKERS = (2, 4, 8, 16, 32), (2, 4, 8, 16)
-STEPS, SMALL_STEPS = 400, 16
+STEPS, SMALL_STEPS = 200, 16
 
 
 def cells(settings: Settings) -> list[Cell]:
