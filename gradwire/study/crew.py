@@ -91,11 +91,6 @@ class Crew:
         return cls(options, _load(options.data, options.data_dir, shape))
 
     @property
-    def replicas(self) -> list[nn.Module]:
-        """The copies of the network."""
-        return [self.model]
-
-    @property
     def epoch_steps(self) -> int:
         return self.shards[0].steps
 

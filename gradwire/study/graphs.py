@@ -66,11 +66,13 @@ class Passes:
         graph, lanes = torch.cuda.CUDAGraph(), [torch.cuda.Stream() for _ in range(LANES)]
         with torch.cuda.graph(graph):
             begin = torch.cuda.current_stream()
-            for number, lane in enumerate(lanes):
+            for lane in lanes:
                 lane.wait_stream(begin)
+            for number, lane in enumerate(lanes):
                 with torch.cuda.stream(lane):
                     for rank in range(number, len(self._models), LANES):
                         self._pass(rank)
+            for lane in lanes:
                 begin.wait_stream(lane)
         for buffer, old in zip(buffers, before, strict=True):
             buffer.copy_(old)
@@ -88,14 +90,3 @@ def twins(model: nn.Module, count: int) -> list[nn.Module]:
         shared: dict[int, Any] = {id(p): nn.Parameter(p.detach()) for p in model.parameters()}
         copies.append(deepcopy(model, {**shared, **({} if number else buffers)}))
     return copies
-
-
-def graph_passes(model: nn.Module, tokens: tuple[int, int], device: torch.device) -> None:
-    """From now on forward and backward passes in training are one launch each, on CUDA.
-
-    `tokens` is the shape of every batch. The results are those of the same kernels; evaluation is
-    as before. On other devices nothing changes.
-    """
-    if device.type == "cuda":
-        sample = torch.zeros(tokens, dtype=torch.int64, device=device)
-        torch.cuda.make_graphed_callables(model, (sample,))

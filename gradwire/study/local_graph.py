@@ -42,10 +42,6 @@ class LocalGraph(Crew):
         self._momentum = torch.zeros_like(self.weights)
         self._flush = False
 
-    @property
-    def replicas(self) -> list[nn.Module]:
-        return self.models
-
     @torch.no_grad()
     def step(self, lr: float | None = None, watch: tuple[int, ...] = ()) -> Tensor:
         """An inner step of all workers, and the exchange where it is due; their mean loss."""

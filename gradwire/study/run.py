@@ -4,7 +4,6 @@ import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from functools import partial
 from pathlib import Path
 
 from gradwire.data import DataError
@@ -26,8 +25,8 @@ def run_study(
     out: Path,
     command: str,
     say: Say,
-    jobs: int = 1,
     only: Sequence[str] = (),
+    jobs: int = 1,
 ) -> Page:
     """Measures what is not measured yet, `jobs` cells side by side, draws, and returns the page.
 
@@ -38,9 +37,9 @@ def run_study(
             f"study {study.name} reads {', '.join(study.files)}: name their folder with "
             "--data-dir, or use --small."
         )
-    asked = [name for name in CHOICES if getattr(settings, name)]
-    if asked and not study.choosy:
-        raise ConfigError(f"study {study.name} has no --{asked[0]}: leave it out.")
+    given = [name for name in CHOICES if getattr(settings, name)]
+    if given and not study.choosy:
+        raise ConfigError(f"study {study.name} has no --{given[0]}: leave it out.")
     cells = chosen(study, settings, only)
     folder = Folder(out, study.name)
     folder.open(settings, command)
@@ -59,6 +58,31 @@ def run_study(
     return _page(study, folder, missing)
 
 
+def _measured(
+    study: Study, settings: Settings, cells: Sequence[Cell], jobs: int
+) -> Iterator[tuple[Cell, list[Row] | Missing]]:
+    """The cells with their rows, or what they lack, in the order in which they are ready."""
+    if jobs == 1:
+        yield from ((cell, _try(study.measure, settings, cell)) for cell in cells)
+        return
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        running = {pool.submit(_try, study.measure, settings, cell): cell for cell in cells}
+        try:
+            for ready in as_completed(running):
+                yield running[ready], ready.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _try(
+    measure: Callable[[Settings, Cell], list[Row]], settings: Settings, cell: Cell
+) -> list[Row] | Missing:
+    try:
+        return measure(settings, cell)
+    except MISSING as error:
+        return error
+
+
 def chosen(study: Study, settings: Settings, only: Sequence[str]) -> list[Cell]:
     """The cells that have, for each of `only`, one of its values ("a,b") in them."""
     cells = study.cells(settings)
@@ -70,30 +94,6 @@ def chosen(study: Study, settings: Settings, only: Sequence[str]) -> list[Cell]:
                 raise unknown(f"part of study {study.name}", part, known)
         cells = [cell for cell in cells if any(str(v) in wanted for v in cell.values())]
     return cells
-
-
-def _measured(
-    study: Study, settings: Settings, cells: Sequence[Cell], jobs: int
-) -> Iterator[tuple[Cell, list[Row] | Missing]]:
-    """The cells with their rows, or with what they lack, in the order they are ready."""
-    if jobs == 1:
-        for cell in cells:
-            yield cell, _try(partial(study.measure, settings, cell))
-        return
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        running = {pool.submit(study.measure, settings, cell): cell for cell in cells}
-        try:
-            for ready in as_completed(running):
-                yield running[ready], _try(ready.result)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _try(measure: Callable[[], list[Row]]) -> list[Row] | Missing:
-    try:
-        return measure()
-    except MISSING as error:
-        return error
 
 
 def _words(cell: Cell) -> str:

@@ -19,14 +19,13 @@ Row = dict[str, Any]
 class Settings:
     """How a study is run. `small` is for a CPU and two minutes, with embedded data.
 
-    `recipes`, `seeds` and `epochs` choose among the cells of a choosy study; 0 or none is all.
+    `seeds` and `epochs` choose the cells of a choosy study; 0 is what the study has itself.
     """
 
     small: bool = False
     data_dir: str | None = None
     device: str = "cpu"
     seed: int = 0
-    recipes: tuple[str, ...] = ()
     seeds: int = 0
     epochs: int = 0
 
@@ -67,7 +66,7 @@ class Study:
     files: Sequence[str] = field(default=())
     """Data sets that the full study reads from --data-dir."""
     choosy: bool = False
-    """Whether its cells can be chosen by recipe, seeds and epochs."""
+    """Whether its cells can be chosen by seeds and epochs."""
 
 
 def there(name: str) -> bool:
