@@ -83,7 +83,11 @@ def test_a_cell_of_each_kind(monkeypatch):
     assert times[2]["bytes"] == pytest.approx(times[1]["bytes"], rel=0.02)
     page = sketch.STUDY.page([*u, *runs["topk/gs-sgd"], *runs["topk/gtopk"], *times])
     assert len(page.tables) == 3
-    assert [c.name for c in page.charts] == ["sketch-recall", "sketch-energy", "sketch-bytes"]
+    assert [c.name for c in page.charts] == ["sketch-lenet5", "sketch-bytes"]
+    found = {line.label: line for line in page.charts[0].lines}
+    assert found["dense, recall"].xs == [10, 20]
+    assert found["dense, recall"].ys == [u[1]["recall"][1], u[0]["recall"][1]]
+    assert found["dense, energy"].ys == [u[1]["energy"][1], u[0]["energy"][1]]
 
 
 def row(exchange, local, rounds, sent, why=""):
