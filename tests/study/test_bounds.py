@@ -31,8 +31,11 @@ def test_figure_5_as_it_was_published(rows):
 def test_the_page_sets_the_paper_beside_ours(rows):
     real = bounds.measure(SMALL, {"u": "lenet5", "steps": 2})
     page = bounds.page([*rows, *real])
-    assert "fails for clipped normal and near a constant" in page.says
-    assert "On u of lenet5 it holds" in page.says
+    assert "The bound fails for clipped normal and near a constant" in page.says
+    assert "On u of lenet5 the bound holds" in page.says
+    alone = bounds.page(real)
+    assert alone.says == "On u of lenet5 the bound holds at every k shown."
+    assert len(alone.charts) == 4
     counts = {row[0]: row[1:] for row in page.tables[1].rows}
     assert counts["the paper: c^4 / (2c - 1)^2"] == ["250,250", "15,688", "2,525"]
     assert counts["normal, exact"] == ["6,204", "610", "140"]
