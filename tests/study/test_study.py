@@ -151,6 +151,25 @@ def test_missing_data_stop_only_the_runs_that_need_them(tmp_path, error):
     assert page.says == "3 rows"
 
 
+@pytest.mark.parametrize(
+    ("only", "there", "words"),
+    [
+        ("fnn3", "train-images-idx3-ubyte", r"no train-labels-idx1-ubyte or .*four files"),
+        ("resnet20", "cifar-10-batches-py/test_batch", r"no data_batch_1 in .*data_batch_1 \.\."),
+        ("lstm-an4", "an4/train.tsv", r"train.tsv is empty. AN4 is the lists train.tsv and test"),
+    ],
+)
+def test_part_of_a_data_set_is_named_with_its_layout(tmp_path, only, there, words):
+    """The files that are there are of no use either, so that nothing is trained here."""
+    file = tmp_path / "data" / there
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"")
+    settings = Settings(data_dir=str(tmp_path / "data"))
+    with pytest.raises(DataError, match=words) as caught:
+        run_study(STUDIES["distributions"], settings, tmp_path, "", print, [only, "topk"])
+    assert "\n" not in str(caught.value)
+
+
 def test_without_any_data_there_is_nothing_but_the_reason(tmp_path):
     with pytest.raises(DataError, match=r"^no train.tsv in data. AN4 is the lists.$"):
         run(lacking([], (0, 1, 2)), tmp_path)
