@@ -55,11 +55,13 @@ def test_distributions_of_a_short_run():
         # What lies beyond ten deviations is in no bin.
         assert 0.98 < sum(row["histogram"]) * 20 / 81 <= 1.0001
         assert row["errors"][0] <= theory.random_error(1e-3)
+        assert row["sent"] == pytest.approx(1, rel=0.02)
     page = distributions.page(rows)
     assert len(page.charts) == 1
     assert page.charts[0].caption == "Figure 2: lstm-ptb, topk, by iteration"
     assert page.tables[0].rows[0][:2] == ["lstm-ptb, topk", "4"]
-    assert "of 2 histograms" in page.says
+    assert "normal is the likeliest in 0 of 2 with topk" in page.says
+    assert page.tables[0].rows[0][2] == "1"
 
 
 def test_gaussiank_is_the_papers_and_not_top_k_by_another_name():
@@ -68,6 +70,8 @@ def test_gaussiank_is_the_papers_and_not_top_k_by_another_name():
         distributions.measure(SMALL, cell | {"method": name})[-1] for name in ("topk", "gaussiank")
     )
     assert topk["rms"] != gaussian["rms"]
+    assert topk["sent"] == pytest.approx(1, rel=0.02)
+    assert abs(gaussian["sent"] - 1) > 0.3
 
 
 def test_every_model_of_table_1_is_in_the_distributions():
