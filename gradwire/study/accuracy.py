@@ -8,12 +8,11 @@ import torch
 
 from gradwire import data as datasets
 from gradwire import models
-from gradwire.errors import unknown
 from gradwire.study.accuracy_page import page
 from gradwire.study.convergence import rate
 from gradwire.study.crew import Crew
 from gradwire.study.local_graph import LocalGraph
-from gradwire.study.study import Cell, Row, Settings, Study, repeatable
+from gradwire.study.study import Cell, Row, Settings, Study, chosen, repeatable
 from gradwire.train.options import Options, resolve
 
 WORKERS = 16
@@ -74,10 +73,9 @@ SMALL_RECIPES = ("dense", "topk-0.2", "union-0.2", "keep-1", "keep-8-half")
 def cells(settings: Settings) -> list[Cell]:
     """A training run each, seed by seed, so that a study that is stopped has pairs."""
     small = settings.small
-    names = settings.recipes or (SMALL_RECIPES if small else tuple(RECIPES))
-    for name in names:
-        if name not in RECIPES:
-            raise unknown("recipe", name, RECIPES)
+    usual = SMALL_RECIPES if small else tuple(RECIPES)
+    names = chosen("recipe", settings.recipes, RECIPES) if settings.recipes else usual
+    chosen("model", settings.models, [(SMALL if small else FULL)["model"]])
     seeds = settings.seeds or (SMALL_SEEDS if small else SEEDS)
     epochs = settings.epochs or (SMALL_EPOCHS if small else EPOCHS)
     return [

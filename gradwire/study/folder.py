@@ -14,7 +14,7 @@ from gradwire.train.folder import machine, read_json, write_json
 from gradwire.version import __version__
 
 HEAD, ROWS = "study.json", "rows.jsonl"
-CHOICES = ("recipes", "seeds", "epochs")
+CHOICES = ("models", "recipes", "seeds", "epochs")
 """Settings that choose cells, which may differ from call to call."""
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from gradwire.compress import METHODS
+from gradwire.errors import unknown
 from gradwire.exchange import EXCHANGES
 from gradwire.report.chart import Chart
 
@@ -19,7 +20,8 @@ Row = dict[str, Any]
 class Settings:
     """How a study is run. `small` is for a CPU and two minutes, with embedded data.
 
-    `recipes`, `seeds` and `epochs` choose among the cells of a choosy study; 0 or none is all.
+    `models`, `recipes`, `seeds` and `epochs` choose among the cells of a choosy study; 0 or none
+    is all.
     """
 
     small: bool = False
@@ -29,6 +31,7 @@ class Settings:
     recipes: tuple[str, ...] = ()
     seeds: int = 0
     epochs: int = 0
+    models: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -67,13 +70,22 @@ class Study:
     files: Sequence[str] = field(default=())
     """Data sets that the full study reads from --data-dir."""
     choosy: bool = False
-    """Whether its cells can be chosen by recipe, seeds and epochs."""
+    """Whether its cells can be chosen."""
 
 
 def there(name: str) -> bool:
     """Whether this version has "method" or "method/exchange"."""
     method, _, exchange = name.partition("/")
     return method in METHODS and (not exchange or exchange in EXCHANGES)
+
+
+def chosen(kind: str, wanted: Sequence[str], known: Iterable[str]) -> list[str]:
+    """`wanted`, if all are known; all that are known where nothing is wanted."""
+    names = list(known)
+    for name in wanted:
+        if name not in names:
+            raise unknown(kind, name, names)
+    return list(wanted) or names
 
 
 def listed(names: Iterable[str]) -> str:
