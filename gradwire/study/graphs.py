@@ -66,11 +66,13 @@ class Passes:
         graph, lanes = torch.cuda.CUDAGraph(), [torch.cuda.Stream() for _ in range(LANES)]
         with torch.cuda.graph(graph):
             begin = torch.cuda.current_stream()
-            for number, lane in enumerate(lanes):
+            for lane in lanes:
                 lane.wait_stream(begin)
+            for number, lane in enumerate(lanes):
                 with torch.cuda.stream(lane):
                     for rank in range(number, len(self._models), LANES):
                         self._pass(rank)
+            for lane in lanes:
                 begin.wait_stream(lane)
         for buffer, old in zip(buffers, before, strict=True):
             buffer.copy_(old)
