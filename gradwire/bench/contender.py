@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
@@ -87,11 +88,13 @@ class Contender:
     wire: Attached | None = None
 
     @classmethod
-    def of(cls, name: str, job: Job, task: Task) -> "Contender":
+    def of(
+        cls, name: str, job: Job, task: Task, group: dist.ProcessGroup | None = None
+    ) -> "Contender":
         known = inspect.signature(DistributedDataParallel).parameters
         buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
         # Parameters are equal by their seed; sending them around once a method would take long.
-        more: dict[str, Any] = {buffers: False, "init_sync": False}
+        more: dict[str, Any] = {buffers: False, "init_sync": False, "process_group": group}
         if job.bucket_mb:
             more["bucket_cap_mb"] = job.bucket_mb
         if name.startswith("powersgd") and task.device.type == "cpu":
@@ -101,21 +104,23 @@ class Contender:
         config = job.config(name)
         if config is not None:
             return cls(name, ddp, config, attach(ddp, config))
-        if name == "noop":
+        if name in ("noop", "barrier"):
             ddp.register_comm_hook(None, noop_hook)
         elif name == "bf16":
-            ddp.register_comm_hook(None, bf16_compress_hook)
+            ddp.register_comm_hook(group, bf16_compress_hook)
         elif name.startswith("powersgd-"):
             rank = int(name.partition("-")[2])
-            state = powersgd.PowerSGDState(None, rank, start_powerSGD_iter=POWERSGD_START)
+            state = powersgd.PowerSGDState(group, rank, start_powerSGD_iter=POWERSGD_START)
             ddp.register_comm_hook(state, powersgd.powerSGD_hook)
         return cls(name, ddp)
 
     def step(self, task: Task) -> None:
         task.forward(self.ddp).backward()
+        if self.name == "barrier":
+            dist.all_reduce(torch.zeros(1, device=task.device))
         task.update()
 
     def bytes_of(self, entries: int, ranks: int) -> int | None:
         """What leaves a rank in a step of PyTorch's own, by formula, where there is one."""
-        width = {"noop": 0, "dense": 4, "bf16": 2}.get(self.name)
+        width = {"noop": 0, "barrier": 0, "dense": 4, "bf16": 2}.get(self.name)
         return None if width is None else 2 * (ranks - 1) * width * entries // ranks

@@ -9,8 +9,10 @@ from gradwire.config import Config, configure
 from gradwire.errors import ConfigError, unknown
 from gradwire.models import MODELS, spec
 
-BASELINES = ("noop", "dense", "bf16", "powersgd-1", "powersgd-2", "powersgd-4", "powersgd-8")
-"""PyTorch's own hooks; `noop` sends nothing, `dense` is DDP without a hook."""
+POWERSGD = ("powersgd-1", "powersgd-2", "powersgd-4", "powersgd-8")
+BASELINES = ("noop", "barrier", "dense", "bf16", *POWERSGD)
+"""PyTorch's own hooks; `noop` sends nothing, `dense` is DDP without a hook. `barrier` is noop, with
+ranks that wait for each other once a step."""
 
 DTYPES = ("fp32", "bf16")
 
@@ -24,7 +26,8 @@ class Job:
 
     batch: examples a rank. autocast: fp32 is none. seconds: a method is dropped from the rounds
     that are left when its timed steps have taken this long; 0 is never. bucket_mb: DDP's buckets,
-    0 as DDP has them. trace: a folder for timelines, or nothing.
+    0 as DDP has them. trace: a folder for timelines, or nothing. alone: also measure each method
+    without a network, for the planner's check.
     """
 
     model: str
@@ -42,6 +45,8 @@ class Job:
     rate: float = 0.0
     measured: float = 0.0
     trace: str = ""
+    alone: bool = False
+    latency: float | None = None
 
     def __post_init__(self) -> None:
         known = spec(self.model)

@@ -3,24 +3,28 @@
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from gradwire.accumulate.layout import bundle_bytes
+from gradwire.bench.alone import alone
 from gradwire.bench.contender import Contender, Task
 from gradwire.bench.job import Job
 from gradwire.bench.laps import bytes_left, laps, quantiles
 from gradwire.bench.row import device_name, versions
+from gradwire.cluster.group import DistributedGroup
 from gradwire.cluster.lab import LINK
 from gradwire.errors import ConfigError
+from gradwire.plan.measure import measure_link
 from gradwire.stats import Stats
 from gradwire.train.place import Place
 
 ROUND = 10
 """Timed steps of one contender before the next has its turn."""
-WARM = 5
+WARM = 4
 """Steps before the first round: DDP orders its buckets anew, PowerSGD begins, kernels compile."""
 
 
@@ -28,13 +32,15 @@ WARM = 5
 class StepRow:
     """A method's training step.
 
-    link: bits a second, asked and measured; None on a network that is not the lab's. bundle_bytes:
+    link: bits a second, asked and measured; None on a network that is not the lab's; and
+    seconds of latency between ranks. bundle_bytes:
     what is compressed and exchanged as one, at most; bundles: how many there are. seconds: p20,
     median, p80 of a step, the mean over the ranks. efficiency: noop_seconds over the median.
     bytes: what leaves a rank in a step, counted, or by formula for PyTorch's own; wire_bytes:
     the same by the interface, headers included, where each rank has one of its own. stages:
     seconds of each, in a step. exposed: what the method adds to a step of noop; hidden: the
-    stages' seconds that it does not. why: what kept it from running.
+    stages' seconds that it does not. alone: seconds of each stage, in a step, when nothing travels.
+    why: what kept it from running.
     """
 
     model: str
@@ -61,6 +67,7 @@ class StepRow:
     stages: dict[str, float] = field(default_factory=dict)
     exposed: float | None = None
     hidden: float | None = None
+    alone: dict[str, float] = field(default_factory=dict)
     why: str = ""
 
     def asdict(self) -> dict[str, Any]:
@@ -76,6 +83,7 @@ class Turn:
     steps: int = 0
     sent: int = 0
     before: Stats | None = None
+    alone: dict[str, float] = field(default_factory=dict)
     pace: float = 0.0
     """Seconds of the last step before the first round."""
 
@@ -95,6 +103,10 @@ def measure_steps(place: Place, job: Job) -> list[dict[str, Any]]:
             failed[name] = str(error)
     for turn in turns:
         _warm(turn, task, place)
+    job = replace(job, latency=_latency(place))
+    if job.alone:
+        for turn in turns:
+            turn.alone = alone(turn.contender, job, task, place)
     for count in _rounds(job.iterations):
         for turn in turns:
             _round(turn, task, place, _affordable(turn, count, job.seconds))
@@ -109,6 +121,14 @@ def measure_steps(place: Place, job: Job) -> list[dict[str, Any]]:
     for name, why in failed.items():
         rows[name] = StepRow(**_known(name, job, task, place), why=why)
     return [rows[name].asdict() for name in job.methods]
+
+
+def _latency(place: Place) -> float:
+    """Seconds until a small message is at the next rank."""
+    assert dist.group.WORLD is not None
+    group = DistributedGroup(dist.group.WORLD, place.device)
+    _, latency = measure_link(group.all_gather, place.world, place.device)
+    return float(place.share(latency))
 
 
 def _check_gpu(job: Job, place: Place) -> None:
@@ -184,6 +204,7 @@ def _row(turn: Turn, noop: Turn, job: Job, task: Task, place: Place) -> StepRow:
         stages={k: round(v, 7) for k, v in stages.items()},
         exposed=round(exposed, 7),
         hidden=round(sum(stages.values()) - exposed, 7) if stages else None,
+        alone=turn.alone,
     )
 
 
@@ -212,5 +233,9 @@ def _known(name: str, job: Job, task: Task, place: Place) -> dict[str, Any]:
         "device": device_name(place.device),
         "versions": versions(place.device),
         "cores": cores,
-        "link": {"asked": job.rate or None, "measured": job.measured or None},
+        "link": {
+            "asked": job.rate or None,
+            "measured": job.measured or None,
+            "latency": job.latency,
+        },
     }

@@ -185,6 +185,9 @@ def step(
     device: str = DEVICE,
     as_json: bool = JSON,
     trace: Path | None = typer.Option(None, help="A folder for a timeline of each method."),
+    alone: bool = typer.Option(
+        False, "--alone", help="Also each method without a network, for `gradwire plan --check`."
+    ),
 ) -> None:
     """Train real steps on P ranks with each method in turn: seconds, efficiency, bytes, stages.
 
@@ -200,7 +203,7 @@ def step(
     job = Job(
         model, tuple(_split(methods)), batch, iterations, density, values, indices, autocast,
         _kind(device), seconds, bucket_mb, link,
-        trace="" if trace is None else str(trace.absolute()),
+        trace="" if trace is None else str(trace.absolute()), alone=alone,
     )  # fmt: skip
     leave_on_signals()
     try:

@@ -19,15 +19,17 @@ def study(
     data_dir: Path | None = typer.Option(None, "--data-dir", help="Folder of the data sets."),
     device: str = typer.Option("auto", help="cpu, cuda, or auto."),
     seed: int = typer.Option(0, "--seed", "-s", min=0, help="Of everything random."),
-    models: str = typer.Option("", help="Only these, e.g. resnet20 (convergence)."),
-    recipes: str = typer.Option("", help="Only these, e.g. dense,union-0.2 (accuracy)."),
-    seeds: int = typer.Option(0, min=0, help="How many, from --seed on."),
-    epochs: int = typer.Option(0, min=0, help="Instead of the study's own."),
+    seeds: int = typer.Option(0, min=0, help="How many, from --seed on (accuracy)."),
+    epochs: int = typer.Option(0, min=0, help="Instead of the study's own (accuracy)."),
+    only: list[str] = typer.Option(
+        [], "--only", help="Measure only what has this in it: `--only fnn3,lenet5 --only topk`."
+    ),
     jobs: int = typer.Option(1, "--jobs", "-j", min=1, help="Cells measured side by side."),
 ) -> None:
     """Measure a figure or table of the papers again: rows, pictures, and a page of the report.
 
-    A study that was stopped goes on with the same command. `gradwire report OUT` collects them.
+    A study that was stopped goes on with the same command; several processes can share one OUT,
+    each with an --only of its own. `gradwire report OUT` collects them.
     """
     from gradwire.report.studies import write_studies
     from gradwire.study import STUDIES, Settings
@@ -42,16 +44,12 @@ def study(
         raise unknown("study", name, STUDIES)
     place = "cpu" if small and device == "auto" else pick_device(device)
     files = str(data_dir.expanduser().absolute()) if data_dir else None
-    settings = Settings(small, files, place, seed, _split(recipes), seeds, epochs, _split(models))
+    settings = Settings(small, files, place, seed, seeds, epochs)
     command = f"gradwire {shlex.join(sys.argv[1:])}"
     try:
-        page = run_study(STUDIES[name], settings, out, command, say, jobs)
+        page = run_study(STUDIES[name], settings, out, command, say, only, jobs)
     except KeyboardInterrupt:
         complain("stopped; what is measured is kept, the same command goes on.")
         raise typer.Exit(130) from None
     say(page.says)
     say(f"report  {write_studies(out)}")
-
-
-def _split(names: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in names.split(",") if name.strip())

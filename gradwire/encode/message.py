@@ -19,7 +19,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from gradwire.encode.indices import INDICES, get_indices, index_bytes, smallest
+from gradwire.encode.indices import INDICES, index_bytes, smallest
 from gradwire.encode.noise import Noise
 from gradwire.encode.values import FLOATS, STOCHASTIC, VALUES, value_bytes
 from gradwire.errors import ConfigError, unknown
@@ -112,22 +112,24 @@ class Message:
         mine = self.chosen
         return self.buffer[: HEADER + index_bytes(self.encoding.indices, mine.size, mine.capacity)]
 
-    def unpack_indices(self, part: Tensor) -> tuple[Tensor, Tensor]:
-        """The indices in another rank's `index_part`, and whether it may be used (0-d bool)."""
+    def unpack_indices(self, parts: Tensor) -> tuple[Tensor, Tensor]:
+        """The indices in all ranks' `index_part`s, one after the other, and whether to use them.
+
+        parts: uint8 [ranks, bytes]. Common indices are there once.
+        """
         mine = self.chosen
-        usable = self._usable(part)
+        usable = self._usable(parts)
         if self.encoding.indices == "common":
             return mine.indices, usable
-        name = self.encoding.indices
-        return get_indices(name, part[HEADER:], mine.size, mine.capacity), usable
+        rows = unpack(parts, mine.size, mine.capacity, self.encoding, bare=True)
+        return rows[:, HEADER : HEADER + 4 * mine.capacity].view(torch.int32).flatten(), usable
 
-    def _usable(self, buffer: Tensor) -> Tensor:
-        """Whether a header says that its sender was finite and sent a message like this one."""
+    def _usable(self, buffers: Tensor) -> Tensor:
+        """Whether every header says that its sender was finite and sent a message like this one."""
         mine = self.chosen
-        expected = _template(mine.size, mine.capacity, self.encoding, buffer.device)[:HEADER]
-        words = buffer[:HEADER].view(torch.int32)
-        same = words == expected.view(torch.int32)
-        return same[:3].all() & same[5:].all() & (words[4] == 1)
+        expected, compared = _header(mine.size, mine.capacity, self.encoding, buffers.device)
+        words = buffers[..., :HEADER].view(torch.int32)
+        return (((words ^ expected) & compared) == 0).all()
 
     def unpack(self, buffer: Tensor) -> tuple[Sparse, Tensor]:
         """What another rank's `buffer` delivers, and whether it may be used (0-d bool); no sync.
@@ -192,6 +194,17 @@ def parts(buffer: Tensor, size: int, capacity: int, encoding: Encoding) -> tuple
     """Views of the bytes of the indices and of the values."""
     split = HEADER + index_bytes(encoding.indices, size, capacity)
     return buffer[HEADER:split], buffer[split : split + value_bytes(encoding.values, capacity)]
+
+
+@lru_cache(maxsize=256)
+def _header(
+    size: int, capacity: int, encoding: Encoding, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """The words of a usable header, and a mask without the count, which may be any."""
+    words = _template(size, capacity, encoding, torch.device("cpu"))[:HEADER].view(torch.int32)
+    expected, compared = words.clone(), torch.full((HEADER // 4,), -1, dtype=torch.int32)
+    expected[4], compared[3] = 1, 0
+    return expected.to(device), compared.to(device)
 
 
 @lru_cache(maxsize=256)

@@ -20,18 +20,20 @@ def ordered_mean(values: Tensor, dtype: torch.dtype, group: Group) -> tuple[Tens
     with stage("encode"):
         rows = values.new_zeros(group.size, part)
         rows.view(-1)[: values.numel()] = values
-        # Above its largest number bf16 rounds to infinity; clamped, the rest stays with the sender.
-        limit = torch.finfo(dtype).max
-        sent = rows.clamp_(-limit, limit).to(dtype)
+        sent = rows
+        if dtype != rows.dtype:
+            # Above its largest number bf16 rounds to infinity; clamped, the rest stays here.
+            limit = torch.finfo(dtype).max
+            sent = rows.clamp_(-limit, limit).to(dtype)
     received = group.all_to_all(sent)
     with stage("decode"):
         total = received[0].float()
         for row in received[1:]:
             total = total + row.float()
         mean = total / group.size
-        rounded = mean.to(dtype)
-        given = sent.float()
-        given[group.rank] -= group.size * (mean - rounded.float())
+        rounded, given = mean.to(dtype), sent.float()
+        if rounded is not mean:
+            given[group.rank] -= group.size * (mean - rounded.float())
     gathered = group.all_gather(rounded)
     return gathered.view(-1)[: values.numel()].float(), given.view(-1)[: values.numel()]
 

@@ -24,14 +24,11 @@ def union(message: Message, u: Tensor, group: Group, memory: Memory) -> Outcome:
     """
     gathered = group.all_gather(message.index_part)
     with stage("decode"):
-        lists, usable = zip(*map(message.unpack_indices, gathered.unbind()), strict=True)
-        ok = torch.stack(usable).all()
-        if message.chosen.common:
-            where = message.chosen.indices
-        else:
-            where = merge(torch.cat(lists), u.numel())
+        where, ok = message.unpack_indices(gathered)
+        if not message.chosen.common:
+            where = merge(where, u.numel())
         real = where < u.numel()
-        values = torch.where(real, u[where.clamp(max=u.numel() - 1)], 0)
+        values = torch.where(real, u.index_select(0, where.clamp(max=u.numel() - 1)), 0)
     mean, given = ordered_mean(values, message.encoding.dtype, group)
     with stage("decode"):
         update = u.new_empty(u.numel() + 1)
@@ -58,10 +55,8 @@ def merge(indices: Tensor, size: int) -> Tensor:
     """The distinct indices, ascending, then padding (= size); as long as there is room for."""
     room = min(size, indices.numel())
     ascending = indices.sort().values
-    new = torch.ones_like(ascending, dtype=torch.bool)
-    new[1:] = ascending[1:] != ascending[:-1]
-    new &= ascending < size
-    # One more place than room takes the writes of repeated and padding indices.
-    place = torch.where(new, new.cumsum(0) - 1, room)
+    # Repeated ones have the place of the first, and so has the padding, which may be one too many.
+    place = (ascending[1:] != ascending[:-1]).cumsum(0)
     out = torch.full((room + 1,), size, dtype=torch.int32, device=indices.device)
-    return out.scatter_(0, place, ascending)[:room]
+    out[:1] = ascending[:1]
+    return out.scatter_(0, place, ascending[1:])[:room]

@@ -41,6 +41,10 @@ class LocalSteps(State):
     is w; what bf16 weights cannot hold of x is kept. A round in which some rank's weights are
     not finite delivers nothing: w = x, and what was finite waits in the residuals.
 
+    With `keep_unsent` w = x - residual: a rank goes on from its own weights where it sent nothing,
+    and its gradients see what the others still wait for. The mean of all w, with outer lr 1 and no
+    momentum, is then that of ranks that never exchange; an exchange only brings them together.
+
     Different from SparseLoCo (Sarfi et al. 2025): its residual decays (0.999 a round), this one
     does not, or the law would not hold; its mean is over the ranks that sent, this one over all.
     """
@@ -55,10 +59,11 @@ class LocalSteps(State):
         *,
         every: int,
         rule: tuple[float, float],
+        keep_unsent: bool = False,
         group: Ranks = None,
     ) -> None:
         super().__init__(config, model=model)
-        self.every = every
+        self.every, self.keep_unsent = every, keep_unsent
         self.outer_lr, self.outer_momentum = rule
         self.model, self.optimizer = model, optimizer
         self.inner_steps = 0
@@ -78,6 +83,7 @@ class LocalSteps(State):
         slots = slots_of({n: torch.empty(p.shape, device="meta") for n, p in self._weights.items()})
         if group is None or isinstance(group, dist.ProcessGroup):
             rule = {"every": self.every, "outer": [self.outer_lr, self.outer_momentum]}
+            rule |= {"keep_unsent": self.keep_unsent}
             group = meet(group, self.config, slots, device, rule)
         self.open(slots, device, group)
         for tensor in (*self.model.parameters(), *self.model.buffers()):
@@ -98,18 +104,30 @@ class LocalSteps(State):
 
     @torch.no_grad()
     def exchange(self) -> None:
-        """Exchange now; afterwards every rank has the same weights. A collective call."""
+        """Exchange now; every rank has the same weights then, but for keep_unsent. Collective."""
         if isinstance(self.group, DistributedGroup) and not self.group.on_stream:
             self.group.agree("local_steps", steps=self.steps, inner_steps=self.inner_steps)
-        differences = {}
+        starts = self._starts()
+        differences = {n: starts[n].float() - w.float() for n, w in self._weights.items()}
         for name, weight in self._weights.items():
-            start = self._reference[name].to(weight.dtype)
-            differences[name] = start.float() - weight.float()
-            weight.copy_(start)
+            weight.copy_(self._reference[name])  # what a drift watch compares
         average(differences, self)
         skipped = self.was_skipped()
         for name, update in differences.items():
             self._move(name, torch.where(skipped, 0, update), skipped)
+        for name, start in self._starts().items():
+            self._weights[name].copy_(start)
+
+    def _starts(self) -> dict[str, Tensor]:
+        """The weights that a round begins with, in their dtype."""
+        starts = self._reference
+        if self.keep_unsent:
+            starts = dict(starts)
+            for bundle in self.bundles:
+                kept = bundle.residual(self.was_skipped())
+                for slot in bundle.slots:
+                    starts[slot.name] = starts[slot.name] - bundle.view(kept, slot)
+        return {name: starts[name].to(w.dtype) for name, w in self._weights.items()}
 
     def _move(self, name: str, update: Tensor, skipped: Tensor) -> None:
         """The outer step of one parameter."""
@@ -119,7 +137,10 @@ class LocalSteps(State):
             update = torch.where(skipped, 0, update + self.outer_momentum * heavy)
             velocity.copy_(torch.where(skipped, velocity, heavy))
         self._reference[name].sub_(update, alpha=self.outer_lr)
-        self._weights[name].copy_(self._reference[name])
+
+    def shared_weights(self) -> dict[str, Tensor]:
+        """Copies of x, in fp32: the weights that all ranks share, whatever they did since."""
+        return {name: x.clone() for name, x in self._reference.items()}
 
     def skip_step(self) -> None:
         """Not for local steps: the weights have moved."""
@@ -194,6 +215,7 @@ def local_steps(
     outer: str = "nesterov",
     outer_lr: float | None = None,
     outer_momentum: float | None = None,
+    keep_unsent: bool = False,
     group: Ranks = None,
     config: Config | None = None,
     **fields: Any,
@@ -208,7 +230,10 @@ def local_steps(
     Every rank trains the plain `model` with its own `optimizer`, any; after `every` steps the
     difference of weights is compressed with error feedback and averaged, and is the gradient of
     an outer step: `outer` is "nesterov" (lr 1, momentum 0.5) or "average" (the mean, as far as
-    it was sent), `outer_lr` and `outer_momentum` change these. The fields are Config's; method
+    it was sent), `outer_lr` and `outer_momentum` change these. With `keep_unsent` a rank's weights
+    keep what it has not sent yet: ranks then differ after an exchange too, `shared_weights()` are
+    what they agree on, and `flush()` before the last exchange makes them equal. The fields are
+    Config's; method
     "chunked", density 0.05, values "int4" and indices "packed" are what this function changes in
     them. A collective call: ranks start from rank 0's weights. `group` are the ranks: a process
     group, or a virtual worker's. Takes 8 bytes a parameter, and 4 more with outer momentum.
@@ -228,7 +253,13 @@ def local_steps(
         raise ConfigError(f"outer='average' has no momentum, got {momentum!r}: outer='nesterov'")
     config = configure(config, fields if config else DEFAULTS | fields)
     return LocalSteps(
-        model, optimizer, config, every=every, rule=(float(lr), float(momentum)), group=group
+        model,
+        optimizer,
+        config,
+        every=every,
+        rule=(float(lr), float(momentum)),
+        keep_unsent=bool(keep_unsent),
+        group=group,
     )
 
 

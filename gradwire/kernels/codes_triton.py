@@ -80,8 +80,13 @@ def quantised(share, half, LEVELS: tl.constexpr, STOCHASTIC: tl.constexpr):
 
 @triton.jit
 def value_at(body, i, there, capacity, CODE: tl.constexpr):
-    """The fp32 value of each entry i of a message whose values begin at the word `body`."""
-    if CODE == FP32:
+    """The fp32 value of each entry i of a message whose values begin at the word `body`.
+
+    A code below zero says that there are none: zeros.
+    """
+    if CODE < 0:
+        return (i * 0).to(tl.float32)
+    elif CODE == FP32:
         return tl.load(body.to(tl.pointer_type(tl.float32)) + i, mask=there, other=0)
     elif CODE == BF16:
         half = tl.load(body.to(tl.pointer_type(tl.int16)) + i, mask=there, other=0)

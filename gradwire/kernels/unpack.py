@@ -13,13 +13,16 @@ if TYPE_CHECKING:
     from gradwire.encode.message import Encoding
 
 
-def unpack(messages: Tensor, size: int, capacity: int, encoding: "Encoding") -> Tensor:
+def unpack(
+    messages: Tensor, size: int, capacity: int, encoding: "Encoding", bare: bool = False
+) -> Tensor:
     """uint8 [ranks, bytes]: each header as it came, `capacity` int32 indices, as many fp32 values.
 
     messages: uint8 [ranks, bytes] in `encoding`. Common indices stay away. An index that points
     outside, or is not there, becomes padding: index = size, value = 0. Zeros fill up 16 bytes.
+    bare: the messages end before their values, which become zero.
     """
-    return _version(messages.device)(messages, size, capacity, encoding)
+    return _version(messages.device)(messages, size, capacity, encoding, bare)
 
 
 @functools.cache

@@ -10,7 +10,9 @@ from gradwire.encode.values import get_values, value_bytes
 HEADER = 32
 
 
-def unpack_torch(messages: Tensor, size: int, capacity: int, encoding: Encoding) -> Tensor:
+def unpack_torch(
+    messages: Tensor, size: int, capacity: int, encoding: Encoding, bare: bool = False
+) -> Tensor:
     """See `unpack`."""
     common = encoding.indices == "common"
     length = nbytes(capacity, Encoding("fp32", "common" if common else "int32"), size)
@@ -20,10 +22,13 @@ def unpack_torch(messages: Tensor, size: int, capacity: int, encoding: Encoding)
     for row, message in zip(out.unbind(), messages.unbind(), strict=True):
         row[:HEADER] = message[:HEADER]
         words = row[HEADER : HEADER + (4 if common else 8) * capacity].view(torch.int32)
-        values = get_values(encoding.values, message[split:end], capacity)
         if not common:
             indices = get_indices(encoding.indices, message[HEADER:split], size, capacity)
             words[:capacity] = indices
+        if bare:
+            continue
+        values = get_values(encoding.values, message[split:end], capacity)
+        if not common:
             values = torch.where(indices < size, values, 0)
         words[-capacity:].view(torch.float32).copy_(values)
     return out

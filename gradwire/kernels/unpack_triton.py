@@ -18,6 +18,8 @@ from gradwire.kernels.pack_triton import parts_of
 
 TILE = 1024
 WORDS = 128
+NOTHING = -1
+"""In place of a code of values."""
 PARTS = 512
 """Parts of a bitmap at most: each program adds up the counts of all."""
 
@@ -148,7 +150,9 @@ _launch_entries = Launcher(_entries, num_warps=8, enable_fp_fusion=False)
 _launch_each = Launcher(_each, num_warps=4, enable_fp_fusion=False)
 
 
-def unpack_triton(messages: Tensor, size: int, capacity: int, encoding: Encoding) -> Tensor:
+def unpack_triton(
+    messages: Tensor, size: int, capacity: int, encoding: Encoding, bare: bool = False
+) -> Tensor:
     """See `unpack`. Moves the messages in and 8 bytes an entry out; bitmaps are read twice."""
     ranks, stride = len(messages), messages.shape[1] // 4
     indices = "common" if encoding.indices == "common" else "int32"
@@ -156,7 +160,7 @@ def unpack_triton(messages: Tensor, size: int, capacity: int, encoding: Encoding
     out = torch.empty(ranks, length, dtype=torch.uint8, device=messages.device)
     given, target = messages.view(torch.int32), out.view(torch.int32)
     split, words = parts_of(encoding.indices, size, capacity)
-    code, values = INDICES[encoding.indices], VALUES[encoding.values]
+    code, values = INDICES[encoding.indices], NOTHING if bare else VALUES[encoding.values]
     key = (code, values, messages.data_ptr() % 16)
     if encoding.indices not in ("packed", "bitmap"):
         tiles = max(1, -(-capacity // TILE))

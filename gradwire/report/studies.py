@@ -1,15 +1,15 @@
 """All studies under a folder as one self-contained page."""
 
-import os
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 
-from gradwire.errors import ConfigError, StateError, one_line, unknown
+from gradwire.errors import ConfigError, unknown
+from gradwire.files import replace
 from gradwire.report.chart import svg
 from gradwire.report.page import STYLE
 from gradwire.study import STUDIES
-from gradwire.study.folder import ROWS, Folder, studies_in
+from gradwire.study.folder import Folder, studies_in, writing
 from gradwire.study.study import Page, Study, Table
 from gradwire.train.folder import REPORT
 
@@ -36,22 +36,16 @@ def write_studies(out: Path) -> Path:
         '<p class="kicker">gradwire &middot; the papers, measured again</p>\n'
         f'<ul class="legend">{links}</ul>\n{sections}\n</main></body>\n</html>\n'
     )
-    scratch = out / (REPORT + ".tmp")
-    scratch.write_text(html, encoding="utf-8", errors="xmlcharrefreplace")
-    os.replace(scratch, out / REPORT)
+    with writing(out / REPORT):
+        replace(out / REPORT, lambda file: file.write(html.encode(errors="xmlcharrefreplace")))
     return out / REPORT
 
 
 def _section(study: Study, folder: Folder) -> str:
     head, rows = folder.head, folder.rows()
-    try:
+    with folder.rows_of(study):
         page = study.page(rows)
         charts = _charts(page)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise StateError(
-            f"{folder.path / ROWS} has rows that are not those of study {study.name}: "
-            f"{one_line(error)}"
-        ) from error
     small = " Small: embedded data on a CPU." if head["settings"].get("small") else ""
     parts = [
         f'<section id="{study.name}">',

@@ -10,6 +10,7 @@ from gradwire.study import (
     local_steps,
     operators,
     scaling,
+    sketch,
 )
 from gradwire.study.study import Page, Settings, Study
 
@@ -23,6 +24,7 @@ STUDIES: dict[str, Study] = {
         accuracy,
         scaling,
         buildup,
+        sketch,
         local_steps,
         adam,
     )

@@ -12,7 +12,7 @@ from gradwire.study.accuracy_page import page
 from gradwire.study.convergence import rate
 from gradwire.study.crew import Crew
 from gradwire.study.local_graph import LocalGraph
-from gradwire.study.study import Cell, Row, Settings, Study, chosen, repeatable
+from gradwire.study.study import Cell, Row, Settings, Study, repeatable
 from gradwire.train.options import Options, resolve
 
 WORKERS = 16
@@ -52,30 +52,30 @@ RECIPES: dict[str, Recipe] = {
     "union-0.2": Recipe(_union(0.2)),
     "union-front": Recipe(_union(0.05, warmup=(0.006, 0.002), warmup_steps=485)),
     "union-momentum": Recipe(_union(0.13, momentum_correction=True, masking=False)),
-    "weights-1": _local(1, 1.0, keep=False),
-    "keep-1": _local(1, 1.0),
-    "keep-1-half": _local(1, 0.5),
-    "keep-1-quarter": _local(1, 0.25),
+    "weights-1-half": _local(1, 0.5, keep=False),
+    "weights-2-half": _local(2, 0.5, keep=False),
+    "weights-4": _local(4, 1.0, keep=False),
+    "weights-4-half": _local(4, 0.5, keep=False),
+    "weights-4-quarter": _local(4, 0.25, keep=False),
+    "weights-4-more": _local(4, 0.5, keep=False, share=0.175),
     "weights-8-half": _local(8, 0.5, keep=False),
-    "keep-8": _local(8, 1.0),
+    "weights-16-half": _local(16, 0.5, keep=False),
+    "keep-1-half": _local(1, 0.5),
+    "keep-4-half": _local(4, 0.5),
     "keep-8-half": _local(8, 0.5),
-    "keep-8-quarter": _local(8, 0.25),
-    "keep-32-half": _local(32, 0.5),
     "all-32-half": Recipe({"method": "dense"}, 0.5, 32, flush=True),
 }
 """Of the union every worker sends values where any worker chose: it takes 1.5 times the bytes of an
 all-gather, so 0.13 % of it are the bytes of 0.2 %. all-32 averages all weights, for comparison: by
 bytes it belongs here, by entries it does not."""
 
-SMALL_RECIPES = ("dense", "topk-0.2", "union-0.2", "keep-1", "keep-8-half")
+SMALL_RECIPES = ("dense", "topk-0.2", "union-0.2", "weights-4-half", "keep-8-half")
 
 
 def cells(settings: Settings) -> list[Cell]:
     """A training run each, seed by seed, so that a study that is stopped has pairs."""
     small = settings.small
-    usual = SMALL_RECIPES if small else tuple(RECIPES)
-    names = chosen("recipe", settings.recipes, RECIPES) if settings.recipes else usual
-    chosen("model", settings.models, [(SMALL if small else FULL)["model"]])
+    names = SMALL_RECIPES if small else tuple(RECIPES)
     seeds = settings.seeds or (SMALL_SEEDS if small else SEEDS)
     epochs = settings.epochs or (SMALL_EPOCHS if small else EPOCHS)
     return [

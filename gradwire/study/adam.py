@@ -44,7 +44,7 @@ def measure(settings: Settings, cell: Cell) -> list[Row]:
     local = LOCAL.get(cell["recipe"])
     given = {"method": "dense"} if local else RECIPES[cell["recipe"]]
     steps = SMALL_STEPS if settings.small else STEPS[cell["data"]]
-    return follow(settings, cell, options_of(settings, cell, **given), steps, local)
+    return list(follow(settings, cell, options_of(settings, cell, **given), steps, local))
 
 
 def page(rows: Sequence[Row]) -> Page:

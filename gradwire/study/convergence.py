@@ -18,7 +18,6 @@ from gradwire.study.study import (
     Settings,
     Study,
     Table,
-    chosen,
     listed,
     repeatable,
     there,
@@ -67,10 +66,10 @@ def cells(settings: Settings) -> list[Cell]:
     runs, seeds = (SMALL, SMALL_SEEDS) if settings.small else (RUNS, SEEDS)
     return [
         {"model": model, "recipe": name, "seed": settings.seed + seed, "epochs": epochs}
-        for model in chosen("model", settings.models, runs)
+        for model in runs
         for epochs in [settings.epochs or runs[model]["epochs"]]
         for seed in range(settings.seeds or seeds)
-        for name in chosen("recipe", settings.recipes, WANTED)
+        for name in WANTED
         if _there(name) and not (settings.small and _leave_out(name, seed))
     ]
 

@@ -37,8 +37,8 @@ class Shape:
 
 
 def shape(x: Tensor) -> Shape:
-    """The shape of a flat vector that is not all zeros."""
-    x = x.detach().double().cpu()
+    """The shape of a flat vector that is not all zeros, found on its device."""
+    x = x.detach().double()
     rms = float(x.square().mean().sqrt())
     centred = x - x.mean()
     spread = centred.square().mean()

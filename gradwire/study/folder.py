@@ -1,5 +1,6 @@
 """A study's folder: study.json, rows.jsonl, pictures. Rows come a cell at a time, so it resumes."""
 
+import fcntl
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -8,13 +9,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gradwire.errors import ConfigError, StateError, one_line
-from gradwire.study.study import Cell, Row, Settings
+from gradwire.errors import ConfigError, GradwireError, StateError, one_line
+from gradwire.study.study import Cell, Row, Settings, Study
 from gradwire.train.folder import machine, read_json, write_json
 from gradwire.version import __version__
 
-HEAD, ROWS = "study.json", "rows.jsonl"
-CHOICES = ("models", "recipes", "seeds", "epochs")
+HEAD, ROWS, LOCK = "study.json", "rows.jsonl", ".lock"
+CHOICES = ("seeds", "epochs")
 """Settings that choose cells, which may differ from call to call."""
 
 
@@ -28,12 +29,13 @@ class Folder:
     def open(self, settings: Settings, command: str) -> None:
         """Makes the folder, or checks that it belongs to the same question."""
         asked = {k: v for k, v in asdict(settings).items() if k not in CHOICES}
-        if (self.path / HEAD).is_file():
-            self._check(asked)
-            return
-        head = {"name": self.name, "settings": asked, "command": command}
-        with _writing(self.path):
+        with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
+        with self._alone():
+            if (self.path / HEAD).is_file():
+                self._check(asked)
+                return
+            head = {"name": self.name, "settings": asked, "command": command}
             write_json(self.path / HEAD, head | {"machine": machine(settings.device)})
 
     def _check(self, asked: dict[str, Any]) -> None:
@@ -72,25 +74,51 @@ class Folder:
     def add(self, cell: Cell, rows: Sequence[Row]) -> None:
         """Appends a cell: one line, so that a crash leaves a whole cell or none."""
         line = json.dumps({"cell": cell, "rows": list(rows)}) + "\n"
-        with _writing(self.path / ROWS), (self.path / ROWS).open("a", encoding="utf-8") as file:
-            file.write(line)
+        with self._alone(), writing(self.path / ROWS), (self.path / ROWS).open("ab") as file:
+            file.write(line.encode())
             file.flush()
             os.fsync(file.fileno())
 
     def write(self, name: str, content: bytes) -> None:
         """Writes a picture."""
-        with _writing(self.path / name):
+        with self._alone(), writing(self.path / name):
             (self.path / name).write_bytes(content)
+
+    @contextmanager
+    def rows_of(self, study: Study) -> Iterator[None]:
+        """What a page trips over in rows as one line."""
+        try:
+            yield
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            if isinstance(error, GradwireError):
+                raise
+            made = self.head["machine"].get("gradwire")
+            other = f" They are of gradwire {made}, this is {__version__}." * (made != __version__)
+            raise StateError(
+                f"{self.path / ROWS} has rows that are not those of study {study.name}: "
+                f"{one_line(error)}.{other} Measure again with another --out."
+            ) from error
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Several processes may measure parts of one study: one of them writes at a time."""
+        with writing(self.path / LOCK), (self.path / LOCK).open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     def _cells(self) -> list[tuple[Cell, list[Row]]]:
         path = self.path / ROWS
         if not path.is_file():
             return []
+        with self._alone():
+            return self._read(path)
+
+    def _read(self, path: Path) -> list[tuple[Cell, list[Row]]]:
         found, content = [], path.read_bytes()
         for number, line in enumerate(content.splitlines(keepends=True), start=1):
             if not line.endswith(b"\n"):
                 # The disk was full, or the process was killed: this cell is measured again.
-                with _writing(path):
+                with writing(path):
                     path.write_bytes(content[: -len(line)])
                 break
             try:
@@ -117,7 +145,7 @@ def studies_in(out: Path) -> list[Folder]:
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def writing(path: Path) -> Iterator[None]:
     """An error of the disk as one line that names the file."""
     try:
         yield

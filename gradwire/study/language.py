@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from statistics import mean
 from typing import Any
 
@@ -37,37 +36,32 @@ def options_of(settings: Settings, cell: Cell, **given: Any) -> Options:
 
 def follow(
     settings: Settings, cell: Cell, options: Options, steps: int, local: dict[str, Any] | None
-) -> list[Row]:
+) -> Iterator[Row]:
     """Trains for `steps` steps, with `local_steps(**local)` if given; a row at each of the looks.
 
     bytes are those that all workers sent, dense those of a dense all-reduce at every step.
     """
     text = data.load(options.data, options.data_dir, models.spec(options.model).shape)
-    rows: list[Row] = []
-    with repeatable(settings), tensor_cores():
+    with repeatable(settings):
         crew = Crew(options, text) if local is None else LocalCrew(options, text, steps, **local)
-        batch = (options.batch, models.spec(options.model).shape[0])
-        tokens, losses = WORKERS * math.prod(batch), []
+        window = models.spec(options.model).shape[0]
+        tokens, losses = WORKERS * options.batch * window, []
         dense = 2 * (WORKERS - 1) * 4 * crew.entries
         for step in range(1, steps + 1):
-            losses.append(crew.step(options.lr * rate((step - 1) / steps)))
+            with tensor_cores(crew.device):
+                losses.append(crew.step(options.lr * rate((step - 1) / steps)))
             if step * LOOKS % steps == 0:
                 row = {"step": step, "tokens": step * tokens, "loss": mean(map(float, losses))}
                 row |= {"test": math.log(crew.score()), "bytes": crew.bytes_sent}
-                rows.append(cell | row | {"dense": step * dense, "d": crew.entries})
+                yield cell | row | {"dense": step * dense, "d": crew.entries}
                 losses = []
-    return rows
 
 
-@contextmanager
-def tensor_cores() -> Iterator[None]:
-    """Matrix products in TF32 where the device has it."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+def tensor_cores(device: torch.device) -> torch.autocast:
+    """Matrix products of the passes in bf16 on CUDA. Casts are not kept: a graph would keep those
+    of old weights."""
+    on = device.type == "cuda"
+    return torch.autocast(device.type, torch.bfloat16, enabled=on, cache_enabled=False)
 
 
 def by_data(rows: Sequence[Row]) -> dict[str, dict[str, list[Row]]]:

@@ -37,7 +37,7 @@ def measure(settings: Settings, cell: Cell) -> list[Row]:
     """A row a look."""
     options = options_of(settings, cell, method="dense")
     steps = SMALL_STEPS if settings.small else STEPS
-    return follow(settings, cell, options, steps, RECIPES[cell["recipe"]])
+    return list(follow(settings, cell, options, steps, RECIPES[cell["recipe"]]))
 
 
 def page(rows: Sequence[Row]) -> Page:

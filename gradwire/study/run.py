@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
-from gradwire.errors import ConfigError
+from gradwire.data import DataError
+from gradwire.errors import ConfigError, unknown
 from gradwire.report import ReportError
 from gradwire.report.chart import png, svg
 from gradwire.study.folder import CHOICES, Folder
@@ -16,47 +17,95 @@ Say = Callable[[str], None]
 
 
 def run_study(
-    study: Study, settings: Settings, out: Path, command: str, say: Say, jobs: int = 1
+    study: Study,
+    settings: Settings,
+    out: Path,
+    command: str,
+    say: Say,
+    only: Sequence[str] = (),
+    jobs: int = 1,
 ) -> Page:
-    """Measures what is not measured yet, `jobs` cells side by side, draws, and returns the page."""
+    """Measures what is not measured yet, `jobs` cells side by side, draws, and returns the page.
+
+    A cell whose data are missing is left out; the error comes when all others are measured.
+    """
     if study.files and not settings.small and not settings.data_dir:
         raise ConfigError(
             f"study {study.name} reads {', '.join(study.files)}: name their folder with "
             "--data-dir, or use --small."
         )
-    chosen = [name for name in CHOICES if getattr(settings, name)]
-    if chosen and not study.choosy:
-        raise ConfigError(f"study {study.name} has no --{chosen[0]}: leave it out.")
+    given = [name for name in CHOICES if getattr(settings, name)]
+    if given and not study.choosy:
+        raise ConfigError(f"study {study.name} has no --{given[0]}: leave it out.")
+    cells = chosen(study, settings, only)
     folder = Folder(out, study.name)
     folder.open(settings, command)
-    done, cells = folder.done(), study.cells(settings)
-    todo = [cell for cell in cells if cell not in done]
+    done = folder.done()
+    todo, missing = [cell for cell in cells if cell not in done], []
     begin = time.perf_counter()
     for number, (cell, rows) in enumerate(_measured(study, settings, todo, jobs), start=1):
+        words = f"{study.name}  {len(cells) - len(todo) + number}/{len(cells)}  {_words(cell)}"
+        if isinstance(rows, DataError):
+            missing.append(rows)
+            say(f"{words}  left out: {rows}")
+            continue
         folder.add(cell, rows)
-        words = ", ".join(f"{v:,}" if isinstance(v, int) else str(v) for v in cell.values())
-        place = f"{len(cells) - len(todo) + number}/{len(cells)}"
-        say(f"{study.name}  {place}  {words}  {time.perf_counter() - begin:.1f} s")
+        say(f"{words}  {time.perf_counter() - begin:.1f} s")
         begin = time.perf_counter()
-    page = study.page(folder.rows())
-    _draw(page, folder)
+    everything = folder.rows()
+    if not everything:
+        raise missing[0]
+    with folder.rows_of(study):
+        page = study.page(everything)
+        _draw(page, folder)
+    if missing:
+        raise DataError(
+            f"{len(missing)} of {len(cells)} runs of study {study.name} were left out: "
+            f"{missing[0]} The same command measures them when the files are there."
+        )
     return page
 
 
 def _measured(
     study: Study, settings: Settings, cells: Sequence[Cell], jobs: int
-) -> Iterator[tuple[Cell, list[Row]]]:
-    """The cells with their rows, in the order in which they are ready."""
+) -> Iterator[tuple[Cell, list[Row] | DataError]]:
+    """The cells with their rows, or what data they miss, in the order in which they are ready."""
     if jobs == 1:
-        yield from ((cell, study.measure(settings, cell)) for cell in cells)
+        yield from ((cell, _try(study.measure, settings, cell)) for cell in cells)
         return
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        running = {pool.submit(study.measure, settings, cell): cell for cell in cells}
+        running = {pool.submit(_try, study.measure, settings, cell): cell for cell in cells}
         try:
             for ready in as_completed(running):
                 yield running[ready], ready.result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _try(
+    measure: Callable[[Settings, Cell], list[Row]], settings: Settings, cell: Cell
+) -> list[Row] | DataError:
+    try:
+        return measure(settings, cell)
+    except DataError as error:
+        return error
+
+
+def chosen(study: Study, settings: Settings, only: Sequence[str]) -> list[Cell]:
+    """The cells that have, for each of `only`, one of its values ("a,b") in them."""
+    cells = study.cells(settings)
+    for text in only:
+        wanted = [part.strip() for part in text.split(",")]
+        known = dict.fromkeys(str(value) for cell in cells for value in cell.values())
+        for part in wanted:
+            if part not in known:
+                raise unknown(f"part of study {study.name}", part, known)
+        cells = [cell for cell in cells if any(str(v) in wanted for v in cell.values())]
+    return cells
+
+
+def _words(cell: Cell) -> str:
+    return ", ".join(f"{v:,}" if isinstance(v, int) else str(v) for v in cell.values())
 
 
 def _draw(page: Page, folder: Folder) -> None:

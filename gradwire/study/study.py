@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from gradwire.compress import METHODS
-from gradwire.errors import unknown
 from gradwire.exchange import EXCHANGES
 from gradwire.report.chart import Chart
 
@@ -20,18 +19,15 @@ Row = dict[str, Any]
 class Settings:
     """How a study is run. `small` is for a CPU and two minutes, with embedded data.
 
-    `models`, `recipes`, `seeds` and `epochs` choose among the cells of a choosy study; 0 or none
-    is all.
+    `seeds` and `epochs` choose the cells of a choosy study; 0 is what the study has itself.
     """
 
     small: bool = False
     data_dir: str | None = None
     device: str = "cpu"
     seed: int = 0
-    recipes: tuple[str, ...] = ()
     seeds: int = 0
     epochs: int = 0
-    models: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -70,22 +66,13 @@ class Study:
     files: Sequence[str] = field(default=())
     """Data sets that the full study reads from --data-dir."""
     choosy: bool = False
-    """Whether its cells can be chosen."""
+    """Whether its cells can be chosen by seeds and epochs."""
 
 
 def there(name: str) -> bool:
     """Whether this version has "method" or "method/exchange"."""
     method, _, exchange = name.partition("/")
     return method in METHODS and (not exchange or exchange in EXCHANGES)
-
-
-def chosen(kind: str, wanted: Sequence[str], known: Iterable[str]) -> list[str]:
-    """`wanted`, if all are known; all that are known where nothing is wanted."""
-    names = list(known)
-    for name in wanted:
-        if name not in names:
-            raise unknown(kind, name, names)
-    return list(wanted) or names
 
 
 def listed(names: Iterable[str]) -> str:

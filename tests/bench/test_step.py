@@ -17,6 +17,7 @@ from gradwire.stages import STAGES
 from gradwire.train.place import Place
 
 CPU = torch.device("cpu")
+NAMES = ("noop", "barrier", "dense", "bf16", "powersgd-1", "topk", "topk/union:bundle_mb=0.16")
 
 
 @pytest.mark.parametrize(
@@ -77,20 +78,19 @@ def rows_on_a_rank(rank, job):
 def measured(ranks, tmp_path_factory):
     """Rows of a tiny network on two ranks, and the folder of its timelines."""
     folder = tmp_path_factory.mktemp("trace")
-    methods = ("noop", "dense", "bf16", "powersgd-1", "topk", "topk/union:bundle_mb=0.16")
-    fields = {"batch": 2, "iterations": 12, "density": 0.01, "trace": str(folder)}
-    both = ranks.run(2, rows_on_a_rank, Job("fnn3", methods, **fields))
+    fields = {"batch": 2, "iterations": 12, "density": 0.01, "trace": str(folder), "alone": True}
+    both = ranks.run(2, rows_on_a_rank, Job("fnn3", NAMES, **fields))
     return both, folder
 
 
 def test_every_method_has_a_row_and_all_ranks_the_same_times(measured):
     (rows, other), _ = measured
-    names = [row["method"] for row in rows]
-    assert names == ["noop", "dense", "bf16", "powersgd-1", "topk", "topk/union:bundle_mb=0.16"]
+    assert tuple(row["method"] for row in rows) == NAMES
     assert [row["seconds"] for row in rows] == [row["seconds"] for row in other]
     for row in rows:
         assert (row["model"], row["ranks"], row["batch"], row["dtype"]) == ("fnn3", 2, 2, "fp32")
-        assert row["link"] == {"asked": None, "measured": None}
+        assert (row["link"]["asked"], row["link"]["measured"]) == (None, None)
+        assert 0 < row["link"]["latency"] < 1
         if row["method"] == "bf16":
             assert "NCCL" in row["why"]
             assert not row["seconds"]
@@ -126,6 +126,17 @@ def test_bytes_and_stages_of_our_own(measured):
         )
     assert rows["dense"]["stages"] == {}
     assert rows["dense"]["hidden"] is None
+
+
+def test_what_a_method_does_alone(measured):
+    rows = {row["method"]: row for row in measured[0][0]}
+    assert rows["noop"]["alone"] == rows["barrier"]["alone"] == {}
+    assert set(rows["dense"]["alone"]) == set(rows["powersgd-1"]["alone"]) == {"hook"}
+    for name in NAMES[-2:]:
+        alone = rows[name]["alone"]
+        assert set(alone) == set(STAGES) - {"exchange"}
+        assert all(seconds > 0 for seconds in alone.values())
+    assert measured[0][0][-1]["alone"] == measured[0][1][-1]["alone"]
 
 
 def test_a_timeline_of_every_method(measured):

@@ -236,7 +236,20 @@ def test_a_header_that_differs_may_not_be_used(word, indices):
     assert bool(mine.unpack(other)[1])
     other.view(torch.int32)[word] += 1
     assert not bool(mine.unpack(other)[1])
-    assert not bool(mine.unpack_indices(other[: mine.index_part.numel()])[1])
+    parts = torch.stack([mine.index_part, other[: mine.index_part.numel()]])
+    assert not bool(mine.unpack_indices(parts)[1])
+    assert bool(mine.unpack_indices(parts[:1])[1])
+
+
+@pytest.mark.parametrize("indices", ["int32", "packed", "local16", "bitmap"])
+@pytest.mark.parametrize("values", ["fp32", "int4"])
+def test_index_parts_are_read_without_the_values(values, indices):
+    lists = [sparse(k=50, seed=seed) for seed in range(3)]
+    messages = [encode(one, TRUE, Encoding(values, indices)) for one in lists]
+    parts = torch.stack([message.index_part for message in messages])
+    found, usable = messages[0].unpack_indices(parts)
+    assert bool(usable)
+    assert torch.equal(found, torch.cat([one.indices for one in lists]))
 
 
 @pytest.mark.parametrize("indices", ["int32", "packed"])

@@ -45,7 +45,10 @@ def test_replicas_are_bit_equal_after_100_steps(nccl, policy):
     for (first, stats), (second, _) in models.same_shard(results):
         assert torch.isfinite(first).all()
         assert torch.equal(first, second)
-        assert stats["bytes_sent"] < stats["bytes_dense"] / 10
+        # Dense bf16 is half as many bytes to begin with.
+        assert stats["bytes_sent"] < stats["bytes_dense"] / (
+            5 if policy == "bf16 reduction" else 10
+        )
         assert stats["steps"] == 100
         assert stats["residual_norm"] > 0
 

@@ -5,7 +5,7 @@ import torch
 
 from tests.kernels.triton_device import DEVICE, gpu  # isort: skip
 from gradwire.encode import HEADER, Encoding
-from gradwire.encode.indices import INDICES
+from gradwire.encode.indices import INDICES, index_bytes
 from gradwire.encode.message import _template
 from gradwire.encode.noise import Noise
 from gradwire.encode.values import STOCHASTIC, VALUES
@@ -45,6 +45,10 @@ def test_pack_and_unpack_equal_the_reference(values, indices, rounding):
         rows = torch.stack([packed(sparse, encoding, finite) for finite in (True, False)])
         plain = unpack_triton(rows, size, k, encoding)
         assert torch.equal(plain, unpack_torch(rows, size, k, encoding))
+        if indices != "common":
+            bare = rows[:, : HEADER + index_bytes(indices, size, k)].contiguous()
+            plain = unpack_triton(bare, size, k, encoding, bare=True)
+            assert torch.equal(plain, unpack_torch(bare, size, k, encoding, bare=True))
         assert torch.equal(plain[:, :HEADER], rows[:, :HEADER])
 
 

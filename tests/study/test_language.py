@@ -51,7 +51,7 @@ def test_a_run_gives_a_row_a_look(name, monkeypatch):
     cell = {"data": "phrases", "recipe": name, "seed": 0}
     options = language.options_of(SMALL, cell, method="topk", density=0.01)
     local = {"every": 2, "outer": "average", "density": 0.05, "flush": True}
-    found = language.follow(SMALL, cell, options, 4, local if name == "flush" else None)
+    found = list(language.follow(SMALL, cell, options, 4, local if name == "flush" else None))
     assert [row["step"] for row in found] == [2, 4]
     assert found[1]["dense"] == 2 * found[0]["dense"] == 4 * 24 * found[0]["d"]
     if name == "flush":

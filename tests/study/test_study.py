@@ -150,9 +150,9 @@ def test_names_in_a_row():
     ]
 
 
-def test_only_a_choosy_study_can_be_asked_for_recipes(tmp_path):
-    with pytest.raises(ConfigError, match=r"study bounds has no --recipes: leave it out"):
-        run(made([]), tmp_path, Settings(small=True, recipes=("dense",)))
+def test_only_a_choosy_study_can_be_asked_for_seeds(tmp_path):
+    with pytest.raises(ConfigError, match=r"study bounds has no --seeds: leave it out"):
+        run(made([]), tmp_path, Settings(small=True, seeds=3))
 
 
 def test_more_seeds_go_on_in_the_same_folder(tmp_path):

@@ -1,0 +1,38 @@
+"""A group whose other ranks all hold what this one holds: what a rank does itself, no network."""
+
+import torch
+from torch import Tensor
+
+from gradwire.stages import stage
+
+
+class Mirror:
+    """As rank 0 of `size` equal ranks. What arrives is copied from what was sent.
+
+    For times: where every rank owns a part of the vector, only this one's is right in the result.
+    """
+
+    on_stream = True
+
+    def __init__(self, size: int) -> None:
+        self.rank, self.size = 0, size
+        self.bytes_sent = self.rounds = 0
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        with stage("exchange"):
+            return tensor.view(1, -1).repeat(self.size, 1)
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        with stage("exchange"):
+            return tensor.mul_(self.size)
+
+    def all_to_all(self, tensor: Tensor) -> Tensor:
+        with stage("exchange"):
+            return tensor[:1].repeat(self.size, *[1] * (tensor.dim() - 1))
+
+    def swap(self, tensor: Tensor, to: int | None, source: int | None) -> Tensor | None:
+        with stage("exchange"):
+            return None if source is None else torch.clone(tensor)
+
+    def split(self, local: int) -> "tuple[Mirror, Mirror]":
+        return Mirror(local), Mirror(self.size // local)
