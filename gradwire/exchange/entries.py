@@ -6,8 +6,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from gradwire.exchange.union import merge
 from gradwire.kernels import topk
+from gradwire.kernels.join_torch import merge
 from gradwire.types import Sparse
 
 

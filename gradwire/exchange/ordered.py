@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from gradwire.cluster.group import Group
+from gradwire.kernels import mean
 from gradwire.stages import stage
 
 
@@ -27,13 +28,10 @@ def ordered_mean(values: Tensor, dtype: torch.dtype, group: Group) -> tuple[Tens
             sent = rows.clamp_(-limit, limit).to(dtype)
     received = group.all_to_all(sent)
     with stage("decode"):
-        total = received[0].float()
-        for row in received[1:]:
-            total = total + row.float()
-        mean = total / group.size
-        rounded, given = mean.to(dtype), sent.float()
-        if rounded is not mean:
-            given[group.rank] -= group.size * (mean - rounded.float())
+        exact = mean(received)
+        rounded, given = exact.to(dtype), sent.float()
+        if rounded is not exact:
+            given[group.rank] -= group.size * (exact - rounded.float())
     gathered = group.all_gather(rounded)
     return gathered.view(-1)[: values.numel()].float(), given.view(-1)[: values.numel()]
 

@@ -8,7 +8,7 @@ from gradwire.encode import HEADER, Encoding, Message
 from gradwire.encode.indices import index_bytes
 from gradwire.exchange.ordered import ordered_bytes, ordered_mean, ordered_rounds
 from gradwire.exchange.outcome import Outcome
-from gradwire.kernels import spread
+from gradwire.kernels import join, spread
 from gradwire.stages import stage
 from gradwire.types import Memory, Sparse
 
@@ -24,17 +24,13 @@ def union(message: Message, u: Tensor, group: Group, memory: Memory) -> Outcome:
     """
     gathered = group.all_gather(message.index_part)
     with stage("decode"):
-        where, ok = message.unpack_indices(gathered)
-        if not message.chosen.common:
-            where = merge(where, u.numel())
-        real = where < u.numel()
-        values = torch.where(real, u.index_select(0, where.clamp(max=u.numel() - 1)), 0)
+        lists, ok = message.unpack_indices(gathered)
+        where, values, count = join(lists, u)
     mean, given = ordered_mean(values, message.encoding.dtype, group)
     with stage("decode"):
         update = u.new_empty(u.numel() + 1)
         update.copy_(torch.where(ok, 0.0, float("nan")))
         spread(update, where, mean)
-        count = real.sum(dtype=torch.int32)
     return Outcome(update, Sparse(where, given, count, u.numel()), ok)
 
 
@@ -49,14 +45,3 @@ def union_bytes(ranks: int, size: int, capacity: int, encoding: Encoding) -> int
 def union_rounds(ranks: int) -> int:
     """Once around the ring, and an ordered mean."""
     return ranks - 1 + ordered_rounds(ranks)
-
-
-def merge(indices: Tensor, size: int) -> Tensor:
-    """The distinct indices, ascending, then padding (= size); as long as there is room for."""
-    room = min(size, indices.numel())
-    ascending = indices.sort().values
-    # Repeated ones have the place of the first, and so has the padding, which may be one too many.
-    place = (ascending[1:] != ascending[:-1]).cumsum(0)
-    out = torch.full((room + 1,), size, dtype=torch.int32, device=indices.device)
-    out[:1] = ascending[:1]
-    return out.scatter_(0, place, ascending[1:])[:room]

@@ -8,6 +8,8 @@ from gradwire.kernels.above import above
 from gradwire.kernels.chunks import chunks
 from gradwire.kernels.decode import decode
 from gradwire.kernels.draw import draw
+from gradwire.kernels.join import join
+from gradwire.kernels.mean import mean
 from gradwire.kernels.momentum import momentum
 from gradwire.kernels.pack import pack
 from gradwire.kernels.scan import scan
@@ -23,6 +25,8 @@ __all__ = [
     "decode",
     "draw",
     "insert",
+    "join",
+    "mean",
     "momentum",
     "pack",
     "query",

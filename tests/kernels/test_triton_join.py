@@ -1,0 +1,67 @@
+"""join and mean in Triton: the reference's bits."""
+
+import pytest
+import torch
+
+from tests.kernels.triton_device import DEVICE, gpu, same  # isort: skip
+from gradwire.kernels import join_triton as module
+from gradwire.kernels.join_torch import join_torch
+from gradwire.kernels.join_triton import join_triton
+from gradwire.kernels.mean_torch import mean_torch
+from gradwire.kernels.mean_triton import mean_triton
+
+
+def lists(ranks, k, size, padding=0, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    rows = [torch.randperm(size, generator=generator)[:k].sort().values for _ in range(ranks)]
+    for row in rows:
+        row[k - padding :] = size
+    return torch.cat(rows).int().to(DEVICE)
+
+
+def check(found, u):
+    for mine, other in zip(join_triton(found, u), join_torch(found, u), strict=True):
+        assert mine.dtype == other.dtype
+        assert same(mine, other)
+
+
+CASES = [
+    (1, 1, 1, 0),
+    (4, 50, 1000, 0),
+    (3, 700, 1000, 40),
+    (5, 1000, 1000, 0),
+    (2, 300, 9000, 300),
+]
+
+
+@pytest.mark.parametrize(("ranks", "k", "size", "padding"), CASES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_join(ranks, k, size, padding, dtype):
+    check(lists(ranks, k, size, padding), torch.randn(size).to(dtype).to(DEVICE))
+
+
+def test_join_in_parts_of_several_tiles(monkeypatch):
+    monkeypatch.setattr(module, "PARTS", 2)
+    check(lists(4, 1500, 20_000, 7), torch.randn(20_000).to(DEVICE))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("ranks", [1, 3, 6])
+@pytest.mark.parametrize("n", [1, 1500])
+def test_mean(ranks, n, dtype):
+    rows = torch.randn(ranks, n).to(dtype).to(DEVICE)
+    assert torch.equal(mean_triton(rows), mean_torch(rows))
+
+
+def test_the_mean_is_added_in_order():
+    rows = torch.tensor([[1e8], [1.0], [-1e8], [1.0]]).to(DEVICE)
+    assert mean_triton(rows).tolist() == [0.25]
+
+
+@gpu
+@pytest.mark.parametrize("ranks", [2, 16])
+def test_at_full_size(ranks):
+    u = torch.randn(25_557_032, device=DEVICE)
+    check(lists(ranks, 25_557, u.numel(), 100), u)
+    rows = torch.randn(ranks, 1_000_003, device=DEVICE).bfloat16()
+    assert torch.equal(mean_triton(rows), mean_torch(rows))
