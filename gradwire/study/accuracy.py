@@ -121,7 +121,7 @@ def open_crew(options: Options, recipe: Recipe) -> Crew:
     if not recipe.every:
         return Crew.of(options)
     examples = datasets.load(options.data, options.data_dir, models.spec(options.model).shape)
-    return LocalGraph(options, examples, recipe.every, keep=recipe.keep)
+    return LocalGraph(options, examples, recipe.every, keep_unsent=recipe.keep)
 
 
 STUDY = Study(
