@@ -1,7 +1,7 @@
 """Figures 1 and 6: what compression costs in accuracy, on 16 virtual workers."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import mean, stdev
 from typing import Any
 
@@ -22,7 +22,7 @@ from gradwire.study.study import (
     repeatable,
     there,
 )
-from gradwire.train.options import Options, resolve
+from gradwire.train.options import resolve
 from gradwire.train.task import TASKS, Task
 
 DENSITY, WORKERS, WARM = 0.001, 16, 0.1
@@ -84,26 +84,25 @@ def _leave_out(name: str, seed: int) -> bool:
 
 def measure(settings: Settings, cell: Cell) -> list[Row]:
     """A row an epoch."""
+    return list(train(settings, cell))
+
+
+def train(settings: Settings, cell: Cell) -> Iterator[Row]:
+    """A row after each epoch."""
     model = cell["model"]
     given = (SMALL if settings.small else RUNS)[model] | {"model": model, "seed": cell["seed"]}
     given |= {"method": cell["recipe"].partition(" ")[0], "epochs": cell["epochs"]}
     given |= WANTED[cell["recipe"]] | {"workers": WORKERS, "density": DENSITY}
     options = resolve(given | {"data_dir": settings.data_dir, "device": settings.device})
     with repeatable(settings):
-        return _train(options, cell)
-
-
-def _train(options: Options, cell: Cell) -> list[Row]:
-    spec = models.spec(options.model)
-    crew = Crew.of(options)
-    total, rows = options.epochs * crew.epoch_steps, []
-    for epoch in range(1, options.epochs + 1):
-        losses = [crew.step(options.lr * rate(crew.steps / total)) for _ in range(crew.epoch_steps)]
-        row = {"task": spec.task, "epoch": epoch}
-        row["loss"] = float(torch.stack(losses).mean())
-        row |= {"score": crew.score(), "bytes": crew.bytes_sent, "d": crew.entries}
-        rows.append(cell | row | {"residual_bytes": crew.residual_bytes})
-    return rows
+        crew = Crew.of(options)
+        total = options.epochs * crew.epoch_steps
+        for epoch in range(1, options.epochs + 1):
+            rates = [options.lr * rate((crew.steps + i) / total) for i in range(crew.epoch_steps)]
+            loss = torch.stack([crew.step(lr) for lr in rates]).mean()
+            row = {"task": models.spec(model).task, "epoch": epoch, "loss": float(loss)}
+            row |= {"score": crew.score(), "bytes": crew.bytes_sent, "d": crew.entries}
+            yield cell | row | {"residual_bytes": crew.residual_bytes}
 
 
 def rate(done: float) -> float:
