@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from gradwire import models
-from gradwire.compress import METHODS
 from gradwire.report.chart import GREY, Chart, Line, shades
 from gradwire.study import theory
 from gradwire.study.crew import Crew
@@ -25,11 +24,6 @@ EDGE, BINS = 10.0, 81
 SHARES = (1e-3, 1e-2, 0.1)
 
 
-def methods() -> list[str]:
-    """The paper's three, as far as this version has them."""
-    return [name for name in FIGURES if name in METHODS]
-
-
 TABLE_1 = ("fnn3", "lenet5", "resnet20", "vgg16-cifar", "lstm-ptb", "lstm-an4")
 
 
@@ -39,7 +33,7 @@ def cells(settings: Settings) -> list[Cell]:
     return [
         {"model": model, "method": method, "workers": workers, "every": every, "last": 8 * every}
         for model in TABLE_1
-        for method in methods()
+        for method in FIGURES
     ]
 
 
@@ -123,11 +117,7 @@ def _says(rows: Sequence[Row], runs: dict[tuple[str, str], list[Row]]) -> str:
         says += "and what it sends is missing from the tail: the median tail index is "
         says += f"{ends['dense'][len(ends['dense']) // 2]:.1f} for dense, "
         says += f"{ends['topk'][len(ends['topk']) // 2]:.1f} for top-k. "
-    says += f"The condition of the (1 - k/d)^2 bound fails in {broken or 'none'} of them."
-    missing = [name for name in FIGURES if name not in {m for _, m in runs}]
-    return says + (
-        f" Not measured, because not in this version: {listed(missing)}." if missing else ""
-    )
+    return says + f"The condition of the (1 - k/d)^2 bound fails in {broken or 'none'} of them."
 
 
 def _chart(model: str, method: str, run: Sequence[Row]) -> Chart:

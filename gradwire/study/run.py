@@ -3,7 +3,7 @@
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import CancelledError, Future, ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 from gradwire.data import DataError
@@ -17,6 +17,7 @@ Say = Callable[[str], None]
 Missing = DataError | LabError
 MISSING = (DataError, LabError)
 """What keeps one cell from being measured, and not the others."""
+Measured = tuple[Cell, list[Row] | Missing]
 
 
 def run_study(
@@ -60,7 +61,7 @@ def run_study(
 
 def _measured(
     study: Study, settings: Settings, cells: Sequence[Cell], jobs: int
-) -> Iterator[tuple[Cell, list[Row] | Missing]]:
+) -> Iterator[Measured]:
     """The cells with their rows, or what they lack, in the order in which they are ready."""
     if jobs == 1:
         yield from ((cell, _try(study.measure, settings, cell)) for cell in cells)
@@ -68,10 +69,25 @@ def _measured(
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
         running = {pool.submit(_try, study.measure, settings, cell): cell for cell in cells}
         try:
-            for ready in as_completed(running):
-                yield running[ready], ready.result()
+            yield from _ready(running)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _ready(running: dict[Future[list[Row] | Missing], Cell]) -> Iterator[Measured]:
+    """As they come. After one has failed no more begin; those that run are waited for."""
+    failed: Exception | None = None
+    for ready in as_completed(running):
+        try:
+            yield running[ready], ready.result()
+        except CancelledError:
+            continue
+        except Exception as error:
+            failed = failed or error
+            for other in running:
+                other.cancel()
+    if failed:
+        raise failed
 
 
 def _try(

@@ -3,6 +3,7 @@ import json
 import os
 import re
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -259,3 +260,39 @@ def test_names_in_a_row():
         "a and b",
         "a, b and c",
     ]
+
+
+def test_only_a_choosy_study_can_be_asked_for_seeds(tmp_path):
+    with pytest.raises(ConfigError, match=r"study bounds has no --seeds: leave it out"):
+        run(made([]), tmp_path, Settings(small=True, seeds=3))
+
+
+def test_more_seeds_go_on_in_the_same_folder(tmp_path):
+    study = replace(made([]), choosy=True)
+    run(study, tmp_path, Settings(small=True, seeds=1))
+    run(study, tmp_path, Settings(small=True, seeds=2, epochs=3))
+    assert len(Folder(tmp_path, "bounds").rows()) == 3
+
+
+def halves(settings, cell):
+    """Measured in another process, so it has to be found by name; the first is the last."""
+    time.sleep(0.5 * (cell["n"] in (0, 9)))
+    if cell["n"] == 9:
+        raise ConfigError("nine is too many")
+    return [{"n": cell["n"], "square": cell["n"] / 2}]
+
+
+def test_jobs_measure_side_by_side_and_only_the_parent_writes(tmp_path):
+    study = replace(made([]), measure=halves)
+    said = []
+    page = run_study(study, SMALL, tmp_path, "x", said.append, jobs=2)
+    assert page.says == "3 rows"
+    assert sorted(row["square"] for row in Folder(tmp_path, "bounds").rows()) == [0, 0.5, 1]
+    assert [line.split()[1] for line in said] == ["1/3", "2/3", "3/3"]
+
+
+def test_a_job_that_fails_keeps_what_others_measured(tmp_path):
+    study = replace(made([]), measure=halves, cells=lambda s: [{"n": 1}, {"n": 9}])
+    with pytest.raises(ConfigError, match="nine is too many"):
+        run_study(study, SMALL, tmp_path, "x", lambda words: None, jobs=2)
+    assert Folder(tmp_path, "bounds").done() == [{"n": 1}]
