@@ -69,19 +69,20 @@ def _recall_table(rows: Sequence[Row]) -> Table:
     body = []
     for label in dict.fromkeys(map(_label, rows)):
         own = {r["ratio"]: r for r in rows if _label(r) == label}
-        some = next(iter(own.values()))
-        shares = [
-            f"{own[x]['recall'][MIDDLE]:.2f}, {own[x]['energy'][MIDDLE]:.2f}" if x in own else ""
-            for x in ratios
-        ]
-        body.append([label, f"{some['d']:,}", str(some["steps"]), f"{some['tail']:.1f}", *shares])
-    note = (
-        "Recall and energy, of the mean u of the workers, five rows, four candidates for each of "
-    )
-    note += "the k, the mean of three sketches. u is that of workers who train with the exchange "
-    note += "named: what they send is missing from its tail. The papers give no such numbers."
-    columns = ["d / cells of the sketch:", "d", "step", "tail index", *(f"{x:g}" for x in ratios)]
+        tail = next(iter(own.values()))["tail"]
+        body.append([label, f"{tail:.1f}", *(_shares(own[x]) if x in own else "" for x in ratios)])
+    note = f"Recall and energy, of the mean u of the workers after {rows[0]['steps']} steps; five "
+    note += "rows, four candidates for each of the k, the mean of three sketches. u is that of "
+    note += "workers who train with the exchange named: what they send is missing from its tail. "
+    note += "The papers give no such numbers."
+    columns = ["d / cells of the sketch:", "tail index", *(f"{x:g}" for x in ratios)]
     return Table("What a sketch finds in real u", columns, body, note)
+
+
+def _shares(row: Row) -> str:
+    """ ".48, .74": a wide table has no room for zeros."""
+    both = (f"{row[name][MIDDLE]:.2f}".removeprefix("0") for name in ("recall", "energy"))
+    return ", ".join(both)
 
 
 def _name(row: Row) -> str:

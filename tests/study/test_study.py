@@ -14,7 +14,7 @@ pytest.importorskip("matplotlib")
 from gradwire.data import DataError
 from gradwire.errors import ConfigError, LabError, StateError
 from gradwire.report import ReportError
-from gradwire.report.chart import Chart, Line, png, shades, svg
+from gradwire.report.chart import Chart, Line, _draw, png, shades, svg
 from gradwire.report.studies import write_studies
 from gradwire.study import STUDIES, bounds
 from gradwire.study.folder import Folder, studies_in
@@ -245,6 +245,16 @@ def test_the_same_rows_give_the_same_pictures():
     assert png(chart) == png(chart)
     assert svg(chart) == svg(chart)
     assert "currentColor" in svg(chart)
+
+
+def test_the_legend_of_many_lines_stands_beside_them():
+    def width(count):
+        lines = [Line(f"line {i}", [1, 2], [i, i]) for i in range(count)]
+        figure = _draw(Chart("a", "b", "x", "y", lines), "black", "grey")
+        figure.draw_without_rendering()
+        return figure.axes[0].get_position().width
+
+    assert width(10) < 0.9 * width(9)
 
 
 def test_shades_go_from_light_to_dark():
