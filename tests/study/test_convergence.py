@@ -80,7 +80,12 @@ def test_only_what_this_version_has_is_asked_for():
 
 def test_operators_measures_the_floor_torch_and_every_method():
     found = operators.measure(SMALL, {"millions": 1})
-    assert {row["method"] for row in found} == {"floor", "torch.topk", *METHODS}
+    assert {row["method"] for row in found} == {
+        "floor",
+        "torch.topk",
+        *METHODS,
+        operators.AS_RELEASED,
+    }
     page = operators.page(found)
     table = {row[0]: row for row in page.tables[0].rows}
     assert table["torch.topk"][3] == "13.6"
