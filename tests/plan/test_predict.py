@@ -58,7 +58,7 @@ def test_local_work_with_a_core_of_its_own_is_hidden_but_for_the_last_bundle():
         for beside in (True, False)
     )
     assert (free.bundles, taken.bundles) == (4, 4)
-    assert free.exposed == pytest.approx(0.02, rel=1e-3)
+    assert free.exposed == pytest.approx(0.02, rel=1e-2)
     assert taken.exposed == pytest.approx(0.08, rel=1e-3)
 
 
