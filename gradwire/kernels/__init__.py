@@ -12,6 +12,7 @@ from gradwire.kernels.join import join
 from gradwire.kernels.mean import mean
 from gradwire.kernels.momentum import momentum
 from gradwire.kernels.pack import pack
+from gradwire.kernels.ranked import ranked
 from gradwire.kernels.scan import scan
 from gradwire.kernels.settle import settle
 from gradwire.kernels.sketch import insert, query
@@ -30,6 +31,7 @@ __all__ = [
     "momentum",
     "pack",
     "query",
+    "ranked",
     "scan",
     "select",
     "settle",

@@ -55,7 +55,8 @@ def measure_link(gather: Gather, ranks: int, device: torch.device) -> tuple[floa
     small = _gather(gather, SMALL, device)
     probe = _gather(gather, LARGE // 16, device)
     large, size = probe, LARGE // 16
-    if 16 * probe < LONGEST:
+    # All ranks ask for the same: a gather that only some of them call would never end.
+    if 16 * float(gather(torch.tensor([probe], device=device)).max()) < LONGEST:
         large, size = _gather(gather, LARGE, device), LARGE
     spent = max(1e-9, large - small)
     return (ranks - 1) * (size - SMALL) / spent, small / (ranks - 1)

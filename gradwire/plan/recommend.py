@@ -13,7 +13,7 @@ WORTH = 0.95
 """Compressing must save a twentieth of the step: it costs memory, and may cost accuracy."""
 ALIKE = 1.05
 """Of the ways within a twentieth of the fastest, the one that loses least is taken."""
-LOSSES = {"fp32": 0, "bf16": 1, "fp16": 2, "int8": 3, "int4": 4}
+LOSSES = {"fp32": 0, "bf16": 1, "fp16": 2, "int8": 3, "int4": 4, "sign": 5}
 EXACT = 0.01
 """Below this density the papers and the README's tables show a loss of accuracy."""
 
@@ -78,7 +78,8 @@ def recommend(predictions: Sequence[Prediction], at: At, min_density: float) -> 
     best = min((p for p in sparse if p.seconds <= ALIKE * fastest), key=_loses)
     turn = _turning_point(predictions, sparse, at)
     if fastest > WORTH * dense.seconds:
-        return Recommendation(dense, _why_not(dense, best, turn), turn)
+        quickest = min(sparse, key=lambda p: p.seconds)
+        return Recommendation(dense, _why_not(dense, quickest, turn), turn)
     return Recommendation(best, _why(best, dense, turn), turn)
 
 

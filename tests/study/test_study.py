@@ -285,9 +285,10 @@ def test_more_seeds_go_on_in_the_same_folder(tmp_path):
 
 
 def halves(settings, cell):
-    """Measured in another process, so it has to be found by name; the first is the last."""
-    time.sleep(0.5 * (cell["n"] in (0, 9)))
-    if cell["n"] == 9:
+    """Measured in another process, so it has to be found by name."""
+    if "after" in cell:
+        while not Path(cell["after"]).is_file():
+            time.sleep(0.05)
         raise ConfigError("nine is too many")
     return [{"n": cell["n"], "square": cell["n"] / 2}]
 
@@ -302,7 +303,8 @@ def test_jobs_measure_side_by_side_and_only_the_parent_writes(tmp_path):
 
 
 def test_a_job_that_fails_keeps_what_others_measured(tmp_path):
-    study = replace(made([]), measure=halves, cells=lambda s: [{"n": 1}, {"n": 9}])
+    cells = [{"n": 1}, {"n": 9, "after": str(tmp_path / "bounds" / "rows.jsonl")}]
+    study = replace(made([]), measure=halves, cells=lambda s: cells)
     with pytest.raises(ConfigError, match="nine is too many"):
         run_study(study, SMALL, tmp_path, "x", lambda words: None, jobs=2)
     assert Folder(tmp_path, "bounds").done() == [{"n": 1}]
