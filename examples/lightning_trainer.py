@@ -5,6 +5,7 @@ torchrun --nproc-per-node 2 examples/lightning_trainer.py
 """
 
 import argparse
+import os
 
 import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything
@@ -40,6 +41,7 @@ def main(folder="runs/lightning", epochs=4, resume=None):
         strategy=GradwireStrategy(method="topk", density=0.01),  # this line
         accelerator="auto" if torch.cuda.is_available() else "cpu",
         devices="auto" if torch.cuda.is_available() else 2,
+        num_nodes=int(os.environ.get("GROUP_WORLD_SIZE", 1)),  # torchrun's machines
         max_epochs=epochs,
         accumulate_grad_batches=2,
         callbacks=[ModelCheckpoint(folder, save_last=True)],

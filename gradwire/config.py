@@ -22,8 +22,8 @@ class Config:
     method, exchange: how a worker chooses and how workers agree; `method="topk/dense"` names both.
     density: the share of entries a worker sends, in (0, 1]; where workers share out k (micro,
         exdyna, deft), what they send together.
-    values: how values travel: "fp32", "bf16", "fp16", "int8" or "int4"; what rounding takes away
-        stays in the residual.
+    values: how values travel: "fp32", "bf16", "fp16", "int8", "int4" or "sign"; what rounding takes
+        away stays in the residual.
     indices: how indices travel: "int32", "packed" (12 bits each at density 0.001), "local16",
         "bitmap", or "auto", the smallest.
     rounding: how bf16, int8 and int4 values are rounded: "nearest" or "stochastic".

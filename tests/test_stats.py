@@ -28,7 +28,7 @@ def test_stats_are_plain_json():
 def test_rounding_of_values_in_decibels():
     g = [torch.randn(20000), torch.randn(20000)]
     errors = {}
-    for values in ("fp32", "fp16", "bf16", "int8", "int4"):
+    for values in ("fp32", "fp16", "bf16", "int8", "int4", "sign"):
         cluster = gradwire.VirtualCluster(2, density=0.1, values=values)
         cluster.average(g)
         errors[values] = cluster.stats().value_error_db

@@ -60,7 +60,7 @@ Clip = Annotated[
         "--clip",
         panel=WHAT,
         help="Largest norm of the averaged gradient, 0 for any. Default: lstm-ptb 0.25, "
-        "lstm-an4 400, gpt-nano 1, others 0.",
+        "lstm-an4 400, gpt-nano and gpt-micro 1, others 0.",
     ),
 ]
 Epochs = Annotated[
@@ -103,7 +103,7 @@ Optimizer = Annotated[
     option(
         "--optimizer",
         panel=WHAT,
-        help=f"{' or '.join(OPTIMIZERS)}. Default: the model's, adamw for gpt-nano.",
+        help=f"{' or '.join(OPTIMIZERS)}. Default: the model's, adamw for gpt-nano and gpt-micro.",
     ),
 ]
 Momentum = Annotated[
@@ -179,7 +179,7 @@ Values = Annotated[
         "--values",
         panel=HOW,
         default=Options.values,
-        help="How values travel: fp32, bf16, fp16, int8 or int4.",
+        help="How values travel: fp32, bf16, fp16, int8, int4 or sign.",
     ),
 ]
 Indices = Annotated[

@@ -55,6 +55,8 @@ def decode(buffer: Tensor, common: Tensor | None = None) -> tuple[Sparse, bool]:
         indices = get_indices(encoding.indices, where, size, capacity)
         if not torch.equal(put_indices(encoding.indices, indices, size), where):
             raise MessageError(f"the {encoding.indices} indices are damaged")
+    if encoding.values == "sign":
+        values = torch.where(indices < size, values, 0)  # padding has a sign too
     _check_entries(indices, values, count, size)
     counted = torch.tensor(count, dtype=torch.int32, device=buffer.device)
     return Sparse(indices, values, counted, size, encoding.indices == "common"), bool(finite)

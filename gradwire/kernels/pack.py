@@ -23,12 +23,12 @@ def pack(
     The header is the template's but for words 3 (count) and 4 (finite). Then come the indices and
     the values in `encoding`, then zeros. With `noise` rounding is stochastic.
     """
-    return _version(template.device)(template, sparse, finite, encoding, noise)
+    return _version(template.device, encoding.values)(template, sparse, finite, encoding, noise)
 
 
 @functools.cache
-def _version(device: torch.device) -> Callable[..., tuple[Tensor, Tensor]]:
-    if uses_triton(device):
+def _version(device: torch.device, values: str) -> Callable[..., tuple[Tensor, Tensor]]:
+    if uses_triton(device) and values != "sign":  # has no kernel: it is for few exchanges
         from gradwire.kernels.pack_triton import pack_triton
 
         return pack_triton

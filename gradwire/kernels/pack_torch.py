@@ -25,4 +25,7 @@ def pack_torch(
         out[HEADER:split] = put_indices(encoding.indices, sparse.indices, sparse.size)
     body = out[split : split + value_bytes(encoding.values, sparse.capacity)]
     body.copy_(put_values(encoding.values, sparse.values, noise))
-    return out, get_values(encoding.values, body, sparse.capacity)
+    seen = get_values(encoding.values, body, sparse.capacity)
+    if encoding.values == "sign":
+        seen = torch.where(sparse.indices < sparse.size, seen, 0)  # padding has a sign too
+    return out, seen

@@ -22,12 +22,12 @@ def unpack(
     outside, or is not there, becomes padding: index = size, value = 0. Zeros fill up 16 bytes.
     bare: the messages end before their values, which become zero.
     """
-    return _version(messages.device)(messages, size, capacity, encoding, bare)
+    return _version(messages.device, encoding.values)(messages, size, capacity, encoding, bare)
 
 
 @functools.cache
-def _version(device: torch.device) -> Callable[..., Tensor]:
-    if uses_triton(device):
+def _version(device: torch.device, values: str) -> Callable[..., Tensor]:
+    if uses_triton(device) and values != "sign":  # has no kernel: it is for few exchanges
         from gradwire.kernels.unpack_triton import unpack_triton
 
         return unpack_triton

@@ -1,10 +1,12 @@
-"""GPT-nano: a decoder of six blocks of 384, 10,745,088 parameters with 65 letters.
+"""GPT-nano: a decoder of six blocks of 384, 10,745,088 parameters with 65 letters. GPT-micro: one
+block of 48, for CPUs.
 
 Radford et al. (2019) in the size of nanoGPT's example on tiny shakespeare: learned positions, norms
 before attention and MLP, GELU, no biases, the embedding shared with the output, dropout 0.2.
 """
 
 import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -105,4 +107,20 @@ SPEC = ModelSpec(
         epochs=10,
         size={"width": 64, "layers": 2, "heads": 2, "dropout": 0.0},
     ),
+)
+
+MICRO = ModelSpec(
+    name="gpt-micro",
+    summary="one decoder block of 48 for letters, windows of 32",
+    make=partial(gpt_nano, width=48, layers=1, heads=2, dropout=0.0, window=32),
+    parameters=32_448,
+    shape=(32,),
+    batch=32,
+    lr=5e-3,
+    epochs=20,
+    clip=1.0,
+    task="language",
+    data=("shakespeare",),
+    optimizer="adamw",
+    embedded=Embedded("phrases", batch=4, lr=5e-3, epochs=10),
 )

@@ -13,7 +13,7 @@ WORTH = 0.95
 """Compressing must save a twentieth of the step: it costs memory, and may cost accuracy."""
 ALIKE = 1.05
 """Of the ways within a twentieth of the fastest, the one that loses least is taken."""
-LOSSES = {"fp32": 0, "bf16": 1, "fp16": 2, "int8": 3, "int4": 4}
+LOSSES = {"fp32": 0, "bf16": 1, "fp16": 2, "int8": 3, "int4": 4, "sign": 5}
 EXACT = 0.01
 """Below this density the papers and the README's tables show a loss of accuracy."""
 

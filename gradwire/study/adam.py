@@ -1,66 +1,81 @@
 """What error feedback does with AdamW: gradients that come late, in one piece, into its moments."""
 
 from collections.abc import Sequence
+from statistics import mean
 from typing import Any
 
-from gradwire.study.language import by_data, chart, follow, gap, options_of, table
+from gradwire.study.language import (
+    DENSE,
+    SEEDS,
+    Recipe,
+    Runs,
+    by_task,
+    chart,
+    follow,
+    gaps,
+    table,
+)
 from gradwire.study.study import Cell, Page, Row, Settings, Study
 
-STEPS, SMALL_STEPS = {"shakespeare": 900, "wikitext2": 300}, 120
-TOPK: dict[str, Any] = {"method": "topk", "density": 0.01}
+STEPS, SMALL_STEPS = {"shakespeare": 1500, "wikitext2": 1200}, 120
 INT4: dict[str, Any] = {"method": "topk", "density": 0.05, "values": "int4", "indices": "packed"}
-RECIPES: dict[str, dict[str, Any]] = {
-    "dense": {"method": "dense"},
-    "topk": TOPK,
-    "topk, union": TOPK | {"exchange": "union"},
-    "topk, momentum correction": TOPK | {"momentum_correction": True},
-    "topk, beta2 0.999": TOPK | {"beta2": 0.999},
-    "topk, eps 1e-5": TOPK | {"eps": 1e-5},
-    "topk 5 %, int4": INT4,
-    "topk 5 %, int4, warm-up": INT4 | {"warmup": (0.25,), "warmup_steps": 90},
+
+
+def _first(every: int, density: float, values: str, **outer: Any) -> Recipe:
+    local = {"every": every, "density": density, "values": values, "indices": "auto"}
+    return Recipe(1e-3, given=DENSE.given, local=local | outer)
+
+
+RECIPES = {
+    "dense": DENSE,
+    "topk-1": Recipe(2e-3, given={"method": "topk", "density": 0.01}),
+    "topk-1-union": Recipe(2e-3, given={"method": "topk", "density": 0.01, "exchange": "union"}),
+    "topk-5-int4": Recipe(2e-3, given=INT4),
+    "topk-5-int4-warm": Recipe(2e-3, given=INT4 | {"warmup": (0.25,), "warmup_steps": 150}),
+    "first-1": _first(1, 0.05, "int4", outer="average"),
+    "first-5": _first(5, 0.5, "sign"),
+    "first-10": _first(10, 0.5, "int4"),
 }
-"""Options of `gradwire train`; momentum correction takes the place of beta1."""
+"""first: `local_steps`. AdamW runs on each worker's own gradient, and what 1, 5 or 10 of its steps
+have changed is compressed."""
 
-LOCAL = {"AdamW first, 5 %, int4": INT4 | {"every": 1, "outer": "average"}}
-"""Arguments of `local_steps`: AdamW runs on each worker's own gradient, its step is compressed."""
-
-WORDS = ("dense", "topk 5 %, int4")
+WORDS = ("dense", "topk-5-int4", "first-5")
 """What is measured on WikiText-2."""
 
 
 def cells(settings: Settings) -> list[Cell]:
-    """A training run each."""
+    """A training run each, seed by seed, so that a study that is stopped has pairs."""
     names = ("phrases",) if settings.small else tuple(STEPS)
+    seeds = settings.seeds or (1 if settings.small else SEEDS)
     return [
-        {"data": name, "recipe": recipe, "seed": settings.seed}
+        {"model": "gpt-nano", "data": name, "recipe": recipe, "seed": settings.seed + seed}
+        for seed in range(seeds)
         for name in names
-        for recipe in (*RECIPES, *LOCAL)
+        for recipe in RECIPES
         if name != "wikitext2" or recipe in WORDS
     ]
 
 
 def measure(settings: Settings, cell: Cell) -> list[Row]:
     """A row a look."""
-    local = LOCAL.get(cell["recipe"])
-    given = {"method": "dense"} if local else RECIPES[cell["recipe"]]
     steps = SMALL_STEPS if settings.small else STEPS[cell["data"]]
-    return list(follow(settings, cell, options_of(settings, cell, **given), steps, local))
+    return list(follow(settings, cell, RECIPES[cell["recipe"]], steps))
 
 
 def page(rows: Sequence[Row]) -> Page:
     """Which recipe keeps dense AdamW's loss."""
-    found = by_data(rows)
+    found = by_task(rows)
     says = " ".join(_says(name, runs) for name, runs in found.items())
     tables = [table(name, runs) for name, runs in found.items()]
     return Page(says, tables, [chart("adam", name, runs) for name, runs in found.items()])
 
 
-def _says(name: str, runs: dict[str, list[Row]]) -> str:
-    gaps = {r: apart for r in runs if r != "dense" and (apart := gap(runs, r)) is not None}
-    if not gaps:
+def _says(name: str, runs: Runs) -> str:
+    apart = {r: mean(gap) for r in runs if r != "dense" and (gap := gaps(runs, r))}
+    if not apart:
         return f"{name} has no pair of runs yet."
-    order = sorted(gaps, key=gaps.__getitem__)
-    ends = [f"{recipe} ({100 * gaps[recipe]:+.1f} %)" for recipe in (order[0], order[-1])]
+    order = sorted(apart, key=apart.__getitem__)
+    ends = [f"{recipe} ({100 * apart[recipe]:+.1f} %)" for recipe in (order[0], order[-1])]
     return f"{name}: {ends[0]} comes closest to dense AdamW, {ends[1]} stays farthest."
 
 

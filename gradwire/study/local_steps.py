@@ -1,69 +1,92 @@
 """What it costs to exchange weights every 30 steps instead of gradients at each."""
 
 from collections.abc import Sequence
+from statistics import mean
 from typing import Any
 
-from gradwire.study.language import by_data, chart, follow, gap, options_of, table
+from gradwire.study.language import (
+    DENSE,
+    SEEDS,
+    Recipe,
+    Runs,
+    by_task,
+    chart,
+    follow,
+    gaps,
+    saving,
+    table,
+)
 from gradwire.study.study import Cell, Page, Row, Settings, Study, listed
 
-EVERY, STEPS, SMALL_STEPS = 30, 1500, 150
-MEAN: dict[str, Any] = {"every": EVERY, "outer": "average"}
-NESTEROV: dict[str, Any] = {"every": EVERY, "outer": "nesterov", "outer_lr": 1.0}
-SPARSE: dict[str, Any] = {"density": 0.1, "indices": "auto"}
-WHOLE: dict[str, Any] = {"method": "dense", "values": "fp32", "indices": "int32"}
-RECIPES: dict[str, dict[str, Any] | None] = {
-    "dense": None,
-    "10 %, Nesterov 0.5": SPARSE | NESTEROV | {"outer_momentum": 0.5},
-    "5 %, Nesterov 0.5, flush": SPARSE
-    | NESTEROV
-    | {"outer_momentum": 0.5, "density": 0.05, "flush": True},
-    "10 %, Nesterov 0.3": SPARSE | NESTEROV | {"outer_momentum": 0.3},
-    "10 %, average": SPARSE | MEAN,
-    "all, average": WHOLE | MEAN,
+EVERY, STEPS, SMALL_STEPS = 30, {"gpt-micro": 4200, "gpt-nano": 1500}, 150
+INT4: dict[str, Any] = {"every": EVERY, "density": 0.1, "indices": "auto"}
+SIGN: dict[str, Any] = {"every": EVERY, "density": 0.168, "indices": "auto", "values": "sign"}
+WHOLE: dict[str, Any] = {"every": EVERY, "method": "dense", "values": "fp32", "indices": "int32"}
+
+
+def _local(sent: dict[str, Any], lr: float, momentum: float, keep: bool = False) -> Recipe:
+    outer = {"outer": "nesterov", "outer_lr": lr, "outer_momentum": momentum, "keep_unsent": keep}
+    return Recipe(1e-3, given=DENSE.given, local=sent | outer)
+
+
+RECIPES = {
+    "dense": DENSE,
+    "sign-0.5-keep": _local(SIGN, 1.0, 0.5, keep=True),
+    "sign-0.7-keep": _local(SIGN, 1.0, 0.7, keep=True),
+    "sign-0.5": _local(SIGN, 1.0, 0.5),
+    "int4-0.5": _local(INT4, 1.0, 0.5),
+    "sign-diloco-keep": _local(SIGN, 0.7, 0.9, keep=True),
+    "whole-0.5": _local(WHOLE, 1.0, 0.5),
+    "whole-diloco": _local(WHOLE, 0.7, 0.9),
 }
-"""dense is AdamW with a dense all-reduce at every step; the others are local_steps' arguments,
-and whether the last exchange sends what is left."""
+"""What is sent, the outer momentum, and whether weights keep what is not sent. sign and int4 have
+as many entries as 1/500 of the dense bytes allow; diloco is DiLoCo's outer step, 0.7 and 0.9."""
 
 TARGET_BYTES, TARGET_LOSS = 500, 0.02
 
 
 def cells(settings: Settings) -> list[Cell]:
-    """A training run each."""
-    name = "phrases" if settings.small else "shakespeare"
-    return [{"data": name, "recipe": recipe, "seed": settings.seed} for recipe in RECIPES]
+    """A training run each, seed by seed, so that a study that is stopped has pairs."""
+    tasks = [(name, "shakespeare") for name in STEPS]
+    if settings.small:
+        tasks = [("gpt-nano", "phrases")]
+    seeds = settings.seeds or (1 if settings.small else SEEDS)
+    return [
+        {"model": model, "data": data, "recipe": recipe, "seed": settings.seed + seed}
+        for seed in range(seeds)
+        for model, data in tasks
+        for recipe in RECIPES
+    ]
 
 
 def measure(settings: Settings, cell: Cell) -> list[Row]:
     """A row a look."""
-    options = options_of(settings, cell, method="dense")
-    steps = SMALL_STEPS if settings.small else STEPS
-    return list(follow(settings, cell, options, steps, RECIPES[cell["recipe"]]))
+    steps = SMALL_STEPS if settings.small else STEPS[cell["model"]]
+    return list(follow(settings, cell, RECIPES[cell["recipe"]], steps))
 
 
 def page(rows: Sequence[Row]) -> Page:
     """Who keeps dense AdamW's loss, and for how many bytes."""
-    found = by_data(rows)
-    says = " ".join(_says(runs) for runs in found.values())
+    found = by_task(rows)
+    says = " ".join(_says(task, runs) for task, runs in found.items())
     tables = [table(name, runs) for name, runs in found.items()]
     return Page(says, tables, [chart("local", name, runs) for name, runs in found.items()])
 
 
-def _says(runs: dict[str, list[Row]]) -> str:
+def _says(task: str, runs: Runs) -> str:
     if "dense" not in runs:
-        return "The dense run is missing."
+        return f"{task}: the dense run is missing."
     good = [name for name in runs if name != "dense" and _fits(runs, name)]
     return (
-        f"AdamW with {EVERY} local steps: {listed(good)} "
+        f"{task}, AdamW with {EVERY} local steps: {listed(good)} "
         f"{'sends' if len(good) < 2 else 'send'} at most 1/{TARGET_BYTES} of the dense bytes with "
         f"a test loss within {100 * TARGET_LOSS:g} % of dense AdamW's."
     )
 
 
-def _fits(runs: dict[str, list[Row]], name: str) -> bool:
-    last, apart = runs[name][-1], gap(runs, name)
-    return (
-        apart is not None and apart <= TARGET_LOSS and TARGET_BYTES * last["bytes"] <= last["dense"]
-    )
+def _fits(runs: Runs, name: str) -> bool:
+    apart = gaps(runs, name)
+    return bool(apart) and mean(apart) <= TARGET_LOSS and saving(runs, name) >= TARGET_BYTES
 
 
 STUDY = Study(

@@ -60,7 +60,9 @@ def violation(u, update, residuals):
     """The largest error of the law, in roundings of the summands."""
     mean_u = torch.stack(u).double().mean(0)
     kept = torch.stack(residuals).double().mean(0)
-    size = torch.stack(u).double().abs().amax(0) + update.double().abs() + 1e-30
+    # A residual is larger than u where a sign made a large value of a small one.
+    sizes = (torch.stack(tensors).double().abs().amax(0) for tensors in (u, residuals))
+    size = torch.maximum(*sizes) + update.double().abs() + 1e-30
     return float(((mean_u - update.double() - kept).abs() / size).max()) / 2**-23
 
 

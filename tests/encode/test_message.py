@@ -43,7 +43,8 @@ def test_round_trip(size, share, values, indices, padding, finite, seed):
     assert torch.equal(back.indices, entries.indices)
     assert int(back.count) == int(entries.count)
     largest = float(entries.values.abs().max()) if entries.capacity else 0
-    error = {"fp32": 0, "bf16": 2**-8, "fp16": 2**-10, "int8": 1 / 250, "int4": 1 / 13}[values]
+    errors = {"fp32": 0, "bf16": 2**-8, "fp16": 2**-10, "int8": 1 / 250, "int4": 1 / 13}
+    error = errors.get(values, 1)
     torch.testing.assert_close(back.values, entries.values, rtol=0, atol=error * largest)
     seen, usable = message.unpack(message.buffer)
     assert bool(usable) == finite
@@ -59,7 +60,8 @@ def padded(entries, n):
 
 
 @pytest.mark.parametrize(
-    ("values", "most"), [("fp32", 46), ("bf16", 30), ("fp16", 30), ("int8", 22), ("int4", 18)]
+    ("values", "most"),
+    [("fp32", 46), ("bf16", 30), ("fp16", 30), ("int8", 22), ("int4", 18), ("sign", 15)],
 )
 def test_bits_an_entry_all_included(values, most):
     """At density 0.1 % the entropy of an index is 11.4 bits."""
@@ -123,6 +125,10 @@ def test_layout_of_values_by_hand():
     assert codes[4:].tolist() == [1 | 11 << 4, *[0] * 7]
     codes = body([1.5, -2.0], [0, 1], Encoding("bf16", "bitmap"))[4:]
     assert codes[:4].tolist() == [0xC0, 0x3F, 0x00, 0xC0]
+    # The mean of what is not zero; the second of three values is negative.
+    codes = body([2.0, -4.0, 0.0], [0, 1, 8], Encoding("sign", "bitmap"))[4:]
+    assert codes[:4].view(torch.float32).tolist() == [3.0]
+    assert codes[4:].tolist() == [2, *[0] * 7]
     # The second block of 256 has a scale of its own.
     u = torch.cat([torch.full((256,), 1.27), torch.full((44,), 2.54)])
     scales = encode(gradwire.compress(u, k=300), TRUE, Encoding("int8", "bitmap")).buffer[72:80]

@@ -138,6 +138,43 @@ def test_a_rank_that_is_not_finite_stops_the_round_for_all():
     assert torch.equal(workers[0].flat, workers[1].flat)
 
 
+def test_kept_weights_only_come_together():
+    """With keep_unsent an exchange leaves the mean of all weights where it was."""
+    workers, run = crew(3, outer="average", method="topk", values="fp32", keep_unsent=True)
+    for _ in range(3):
+        run(lambda w: w.train(2))
+        run(lambda w: w.optimizer.step())
+        before = [w.flat for w in workers]
+        run(lambda w: w.local.step())
+        mean = sum(w.flat.double() for w in workers) / 3
+        torch.testing.assert_close(mean, sum(b.double() for b in before) / 3, atol=1e-6, rtol=0)
+        shared = [
+            torch.cat([*map(torch.flatten, w.local.shared_weights().values())]) for w in workers
+        ]
+        assert all(torch.equal(x, shared[0]) for x in shared)
+        for worker, x, old in zip(workers, shared, before, strict=True):
+            assert torch.equal(worker.flat, x - worker.residual)
+            assert not torch.equal(worker.flat, old)
+            assert worker.residual.count_nonzero() > 0
+    run(lambda w: w.local.flush())
+    run(lambda w: w.local.exchange())
+    assert torch.equal(workers[0].flat, workers[2].flat)
+
+
+def test_kept_weights_stay_when_another_rank_is_not_finite():
+    workers, run = crew(2, method="topk", values="fp32", keep_unsent=True)
+    run(lambda w: w.train(3))
+    start = workers[1].flat
+    run(lambda w: w.train(2))
+    with torch.no_grad():
+        workers[1].model.a.bias[0] = float("inf")
+    moved = [w.flat for w in workers]
+    run(lambda w: w.local.step())
+    back = torch.where(moved[1].isfinite(), moved[1], start)
+    torch.testing.assert_close(workers[0].flat, moved[0])
+    torch.testing.assert_close(workers[1].flat, back)
+
+
 def test_flush_sends_everything():
     workers, run = crew(2)
     run(lambda w: w.train(2))
@@ -174,12 +211,13 @@ def broken(rank, steps, stop, folder, fields):
 
 
 @pytest.mark.parametrize("stop", [3, 4], ids=["after an exchange", "between exchanges"])
-@pytest.mark.parametrize("outer", ["nesterov", "average"])
+@pytest.mark.parametrize("outer", ["nesterov", "average", "kept"])
 def test_resumed_is_bit_equal_on_gloo(ranks, tmp_path, stop, outer):
-    fields = {"outer": outer, "watch": 1}
+    kept = outer == "kept"
+    fields = {"outer": "nesterov" if kept else outer, "watch": 1, "keep_unsent": kept}
     unbroken = ranks.run(2, whole, 9, fields)
     assert unbroken == ranks.run(2, broken, 9, stop, str(tmp_path), fields)
-    assert unbroken[0][0] == unbroken[1][0], "replicas differ"
+    assert (unbroken[0][0] == unbroken[1][0]) is not kept, "replicas"
 
 
 def wander(worker, steps=6):

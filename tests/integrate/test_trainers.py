@@ -30,8 +30,12 @@ def calls(name, folder):
 
 @pytest.mark.parametrize("name", ["lightning_trainer", "accelerate_loop", "transformers_trainer"])
 def test_example_sends_less_and_resumes_bit_equal(ranks, tmp_path, name):
+    check_example(ranks, tmp_path, name)
+
+
+def check_example(ranks, folder, name):
     trainers.import_on(ranks, name.partition("_")[0])
-    whole, half, rest = calls(name, tmp_path / "run")
+    whole, half, rest = calls(name, folder / "run")
     unbroken = ranks.run(2, trainers.run_example, name, whole)
     resumed = ranks.run(2, trainers.run_example, name, half, rest)
     assert resumed == unbroken
@@ -76,11 +80,20 @@ def test_versions_too_old_or_missing_are_refused(monkeypatch):
         versions.require("transformers")
 
 
-def test_ray_example():
-    """Compiled always, run where Ray is installed."""
+def test_ray_example(tmp_path, monkeypatch):
+    """Compiled always; where Ray is installed, run by two workers, and resumed bit for bit."""
     source = (trainers.EXAMPLES / "ray_train.py").read_text()
     code = compile(source, "ray_train.py", "exec")
-    pytest.importorskip("ray", reason="Ray is not installed: its example is only compiled")
+    ray = pytest.importorskip("ray", reason="Ray is not installed: its example is only compiled")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     module = {"__name__": "ray_train"}
     exec(code, module)
-    assert module["main"](epochs=1)["bytes_sent"] > 0
+    try:
+        unbroken = module["main"](4, tmp_path / "whole")
+        module["main"](2, tmp_path / "run")
+        resumed = module["main"](4, tmp_path / "run")
+    finally:
+        ray.shutdown()
+    assert resumed == unbroken
+    assert 0 < unbroken["bytes_sent"] < unbroken["bytes_dense"] / 20
+    assert unbroken["residual_norm"] > 0

@@ -17,11 +17,17 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @contextlib.contextmanager
 def launched(rank):
-    """What torchrun sets, and what the trainers keep between runs put back."""
+    """What torchrun sets, and what the trainers keep between runs put back.
+
+    Ranks that share a GPU are the only ones of their machines, as NCCL is told too.
+    """
     world = str(dist.get_world_size())
-    settings = {
-        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world,
-        "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500",
+    place = {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": world, "GROUP_RANK": "0"}
+    if dist.get_backend() == "nccl":
+        place = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": str(rank)}
+        place["GROUP_WORLD_SIZE"] = world
+    settings = place | {
+        "RANK": str(rank), "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500",
         "TORCHELASTIC_RUN_ID": "test", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
     }  # fmt: skip
     before = dict(os.environ)
@@ -59,7 +65,7 @@ def run_example(rank, name, *calls):
         main = example(name)["main"]
         for call in calls:
             model, stats = main(**call)
-        weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+        weights = torch.cat([p.detach().reshape(-1).cpu() for p in model.parameters()])
         return weights.numpy().tobytes(), stats.bytes_sent, stats.bytes_dense, stats.residual_norm
 
 

@@ -1,13 +1,22 @@
 import pytest
 
 from gradwire.study import adam, language, local_steps
+from gradwire.study.language import Recipe
 from gradwire.study.study import Settings
 
 SMALL = Settings(small=True)
 
 
-def rows(recipe, tests, sent, data="shakespeare"):
-    fixed = {"data": data, "recipe": recipe, "seed": 0, "d": 100, "loss": 1.0}
+def rows(recipe, tests, sent, data="shakespeare", seed=0):
+    fixed = {
+        "model": "gpt-nano",
+        "data": data,
+        "recipe": recipe,
+        "seed": seed,
+        "d": 100,
+        "loss": 1.0,
+        "lr": 0.001,
+    }
     return [
         fixed | {"step": i, "tokens": 9 * i, "test": test, "bytes": i * sent, "dense": 1000 * i}
         for i, test in enumerate(tests, start=1)
@@ -22,9 +31,20 @@ def test_the_target_takes_both_few_bytes_and_the_loss():
     page = local_steps.page(found)
     assert "30 local steps: good sends at most 1/500 of the dense bytes" in page.says
     body = {row[0]: row[1:] for row in page.tables[0].rows}
-    assert body["good"] == ["1.000", "2.030", "+1.5 %", "2.030", "4 B", "500x fewer"]
-    assert body["dense"][2] == body["dense"][-1] == ""
+    assert body["good"] == ["0.001", "1.000", "2.030", "+1.5 %", "2.030", "1", "4 B", "500x fewer"]
+    assert body["dense"][3] == body["dense"][-1] == ""
     assert page.charts[0].lines[1].ys == [3.0, 2.03]
+
+
+def test_seeds_are_compared_in_pairs():
+    """Only the seeds that dense has too; the mean of the pairs decides."""
+    found = rows("dense", [2.0], 1000) + rows("dense", [4.0], 1000, seed=1)
+    found += rows("a", [2.07], 2) + rows("a", [4.0], 2, seed=1) + rows("a", [9.0], 2, seed=2)
+    page = local_steps.page(found)
+    assert "30 local steps: a sends" in page.says
+    line = page.tables[0].rows[1]
+    assert line[3:6] == ["5.023", "+1.7 % (+0.0 to +3.5)", "5.023"]
+    assert page.charts[0].lines[0].ys == [3.0]
 
 
 def test_adam_names_the_closest_and_the_farthest():
@@ -35,30 +55,41 @@ def test_adam_names_the_closest_and_the_farthest():
     assert "has no pair of runs yet" in adam.page(rows("a", [2.1], 9)).says
 
 
-def test_every_cell_has_its_run():
-    for study, names in ((local_steps, local_steps.RECIPES), (adam, adam.RECIPES | adam.LOCAL)):
-        for settings in (SMALL, Settings(data_dir="x")):
-            cells = study.cells(settings)
-            assert {cell["recipe"] for cell in cells} == set(names)
-            assert all(not settings.small or cell["data"] == "phrases" for cell in cells)
+@pytest.mark.parametrize("study", [local_steps, adam])
+def test_every_cell_has_its_run(study):
+    for settings in (SMALL, Settings(data_dir="x", seed=5)):
+        cells = study.cells(settings)
+        assert {cell["recipe"] for cell in cells} == set(study.RECIPES)
+        assert all(not settings.small or cell["data"] == "phrases" for cell in cells)
+        seeds = {cell["seed"] for cell in cells}
+        assert seeds == {0} if settings.small else seeds == {5, 6, 7}
+    few = study.cells(Settings(small=True, seeds=2))
+    assert {cell["seed"] for cell in few} == {0, 1}
 
 
-@pytest.mark.parametrize("name", ["flush", "adam"])
-def test_a_run_gives_a_row_a_look(name, monkeypatch):
-    """Ten steps of a tiny network; virtual workers, so bytes are those of real ranks."""
+def follow(monkeypatch, recipe):
+    """Four steps of a tiny network; virtual workers, so bytes are those of real ranks."""
     monkeypatch.setattr(language, "LOOKS", 2)
-    monkeypatch.setitem(language.SMALL, "batch", 1)
-    cell = {"data": "phrases", "recipe": name, "seed": 0}
-    options = language.options_of(SMALL, cell, method="topk", density=0.01)
-    local = {"every": 2, "outer": "average", "density": 0.05, "flush": True}
-    found = list(language.follow(SMALL, cell, options, 4, local if name == "flush" else None))
+    monkeypatch.setitem(language.BATCH, ("gpt-nano", "phrases"), 1)
+    cell = {"model": "gpt-nano", "data": "phrases", "recipe": "", "seed": 0}
+    found = list(language.follow(SMALL, cell, recipe, 4))
     assert [row["step"] for row in found] == [2, 4]
     assert found[1]["dense"] == 2 * found[0]["dense"] == 4 * 24 * found[0]["d"]
-    if name == "flush":
-        half = found[0]["bytes"]
-        assert half < found[0]["dense"] / 50
-        everything = (found[1]["bytes"] - half) / (24 * found[0]["d"])
-        assert 1 <= everything < 1.02, "the last exchange sends all, slots padded"
-    else:
-        assert found[1]["bytes"] == 2 * found[0]["bytes"] < found[1]["dense"] / 10
     assert all(3 < row["test"] < 5.5 for row in found)
+    return found
+
+
+def test_a_run_of_gradients(monkeypatch):
+    found = follow(monkeypatch, Recipe(1e-3, given={"method": "topk", "density": 0.01}))
+    assert found[1]["bytes"] == 2 * found[0]["bytes"] < found[1]["dense"] / 10
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_run_of_local_steps_that_ends_with_a_flush(monkeypatch, keep):
+    local = {"every": 2, "outer": "average", "density": 0.05, "values": "sign", "flush": True}
+    recipe = Recipe(1e-3, given={"method": "dense"}, local=local | {"keep_unsent": keep})
+    found = follow(monkeypatch, recipe)
+    half = found[0]["bytes"]
+    assert half < found[0]["dense"] / 50
+    everything = (found[1]["bytes"] - half) / (24 * found[0]["d"])
+    assert 1 <= everything < 1.02, "the last exchange sends all, slots padded"
