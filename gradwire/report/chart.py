@@ -21,7 +21,7 @@ STYLES: dict[str, dict[str, Any]] = {
 GREY = "#8a8f98"
 MORE = ("#17a2b8", "#d6336c", "#6f7c12", "#7a5a3a")
 """Charts have more lines than run reports."""
-MANY = 9
+MANY = 6
 """Lines beyond which the legend stands beside them, not on them."""
 
 
