@@ -27,7 +27,9 @@ class Job:
     batch: examples a rank. autocast: fp32 is none. seconds: a method is dropped from the rounds
     that are left when its timed steps have taken this long; 0 is never. bucket_mb: DDP's buckets,
     0 as DDP has them. trace: a folder for timelines, or nothing. alone: also measure each method
-    without a network, for the planner's check.
+    without a network, for the planner's check. delay: seconds of latency asked of the lab; latency:
+    what is measured. at_most: no round begins after so many seconds, and no method is made ready
+    after half of them; 0 is no limit.
     """
 
     model: str
@@ -46,6 +48,8 @@ class Job:
     measured: float = 0.0
     trace: str = ""
     alone: bool = False
+    delay: float = 0.0
+    at_most: float = 0.0
     latency: float | None = None
 
     def __post_init__(self) -> None:

@@ -11,10 +11,12 @@ from gradwire.cluster.rate import show_rate
 from gradwire.stages import STAGES
 
 Row = Mapping[str, Any]
+WIDTH = 100
+"""Columns below which numbers would be cut off."""
 
 
 def step_tables(rows: Sequence[Row]) -> Group:
-    """A line a method; milliseconds. Narrow enough for 80 columns."""
+    """A line a method; milliseconds."""
     first = rows[0]
     asked = first["link"]["asked"]
     where = f"links of {show_rate(asked)}" if asked else "no shaped link"
@@ -60,4 +62,7 @@ def _cells(row: Row) -> list[str]:
 
 
 def _ms(seconds: float | None) -> str:
-    return "" if seconds is None else f"{1e3 * seconds:.3g}"
+    if seconds is None:
+        return ""
+    ms = 1e3 * seconds
+    return f"{ms:,.0f}" if abs(ms) >= 1000 else f"{ms:.3g}"

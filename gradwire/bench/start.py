@@ -13,7 +13,6 @@ from gradwire.cluster.lab import Lab, check_memory
 from gradwire.cluster.loopback import Loopback
 from gradwire.cluster.network import Network
 from gradwire.cluster.processes import run_ranks
-from gradwire.cluster.rate import show_rate
 from gradwire.errors import ConfigError, LabError
 from gradwire.train.place import under_torchrun
 
@@ -26,17 +25,15 @@ def bench_step(job: Job, ranks: int, say: Callable[[str], object]) -> list[dict[
         from gradwire.bench.step_rank import rows_of
 
         return rows_of(job)
-    lab = Lab(ranks, job.link) if job.link else None
+    if job.delay and not job.link:
+        raise ConfigError(f"latency={job.delay:g} s is the lab's: give a link too, such as 1gbit")
+    lab = Lab(ranks, job.link, job.delay) if job.link else None
     check_memory(ranks, job.memory if job.device == "cpu" else 0)
     if lab is None:
         return _rows(Loopback(ranks), job)
     with lab:
-        rates = lab.measure()
-        say(
-            f"lab: {ranks} ranks, asked {show_rate(lab.rate)}, "
-            f"measured {show_rate(min(rates))} to {show_rate(max(rates))}"
-        )
-        return _rows(lab, replace(job, rate=lab.rate, measured=min(rates)))
+        say(lab.describe())
+        return _rows(lab, replace(job, rate=lab.rate, measured=lab.measured))
 
 
 def _rows(network: Network, job: Job) -> list[dict[str, Any]]:

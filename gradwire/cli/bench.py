@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 import typer
+from rich.console import Console
 
 from gradwire.cli.say import console
 from gradwire.errors import ConfigError
@@ -167,6 +168,7 @@ def step(
     model: str = typer.Option("resnet20", help="A network of gradwire.models."),
     ranks: int = typer.Option(4, help="Ranks; under torchrun they are there already."),
     link: str = typer.Option("", help="100mbit, 1gbit, 10gbit: in the lab; else on loopback."),
+    latency: str = typer.Option("0ms", help="Of the lab, one way: 5ms, 200us."),
     methods: str = typer.Option(
         "noop,dense,topk",
         help="With commas, noop first. PyTorch's: noop, dense, bf16, powersgd-1, -2, -4, -8. "
@@ -179,6 +181,9 @@ def step(
     iterations: int = typer.Option(50, help="Timed steps of each method, in rounds of 10."),
     seconds: float = typer.Option(
         0.0, help="A method that has taken this long is not timed further; 0 is never."
+    ),
+    at_most: float = typer.Option(
+        0.0, help="Seconds for all methods, once the ranks have started; 0 is no limit."
     ),
     autocast: str = typer.Option("fp32", help="bf16, or fp32 for none."),
     bucket_mb: float = typer.Option(0.0, help="DDP's buckets; 0 as DDP has them."),
@@ -195,15 +200,17 @@ def step(
     method adds to noop; hidden: the time of its stages that it does not. Inputs are synthetic.
     """
     from gradwire.bench.job import Job
-    from gradwire.bench.show_step import step_tables
+    from gradwire.bench.show_step import WIDTH, step_tables
     from gradwire.bench.start import bench_step
     from gradwire.cli.lab import INTERRUPTED, leave_on_signals
     from gradwire.cli.say import complain, errors
+    from gradwire.cluster.rate import parse_time
 
     job = Job(
         model, tuple(_split(methods)), batch, iterations, density, values, indices, autocast,
         _kind(device), seconds, bucket_mb, link,
         trace="" if trace is None else str(trace.absolute()), alone=alone,
+        delay=parse_time(latency), at_most=at_most,
     )  # fmt: skip
     leave_on_signals()
     try:
@@ -217,7 +224,8 @@ def step(
         for row in rows:
             print(json.dumps(row), flush=True)
     else:
-        console.print(step_tables(rows))
+        # A narrow terminal wraps the lines: parts of numbers are no use.
+        Console(width=max(WIDTH, console.width)).print(step_tables(rows))
 
 
 Row = TypeVar("Row", bound=Any)

@@ -30,6 +30,7 @@ def run(
     link: Annotated[
         str, typer.Option(help="Each way of each rank's link: 100mbit, 1gbit, 10gbit.")
     ] = "1gbit",
+    latency: Annotated[str, typer.Option(help="From rank to rank, one way: 5ms, 200us.")] = "0ms",
 ) -> None:
     """Run COMMAND on every rank: gradwire lab run --link 100mbit -- python script.py.
 
@@ -39,19 +40,14 @@ def run(
     """
     from gradwire.cluster.lab import Lab, check_memory
     from gradwire.cluster.processes import check_command, run_ranks
-    from gradwire.cluster.rate import show_rate
 
-    made = Lab(ranks, link)
+    made = Lab(ranks, link, latency)
     check_memory(ranks)
     check_command(command)
     leave_on_signals()
     try:
         with made:
-            rates = made.measure()
-            say(
-                f"lab: {ranks} ranks, asked {show_rate(made.rate)}, "
-                f"measured {show_rate(min(rates))} to {show_rate(max(rates))}"
-            )
+            say(made.describe())
             code = run_ranks(made, command)
     except KeyboardInterrupt:
         complain("stopped; the lab is removed.")

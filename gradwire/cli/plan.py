@@ -10,6 +10,8 @@ from rich.console import Console
 from gradwire.cli.say import console, say
 from gradwire.errors import ConfigError
 
+NEAR = 0.15
+
 
 def plan(
     model: str = typer.Option("", help="A name (`gradwire.models`), or a .pt of shapes."),
@@ -42,13 +44,15 @@ def plan(
 
     The answer may be not to compress. It is about time: density below 1 % may cost accuracy.
     """
-    from gradwire.plan.page import write_page
+    from gradwire.plan.page import check_name, write_page
     from gradwire.plan.planner import plan as make_plan
     from gradwire.plan.show import WIDTH, as_table
 
     if check:
         _check(check, as_json)
         return
+    if html is not None:
+        check_name(html)
     links: dict[str, str | float] = {"link": link, "latency": latency}
     if measure:
         found_link = _measure()
@@ -88,6 +92,7 @@ def plan(
 
 
 def _check(what: str, as_json: bool) -> None:
+    from gradwire.cluster.rate import show_rate
     from gradwire.plan import paper
     from gradwire.plan.compare import compare, read_rows
 
@@ -99,15 +104,21 @@ def _check(what: str, as_json: bool) -> None:
     else:
         found = compare(read_rows(Path(what)))
         rows = [
-            (c.model, c.method, f"{c.ranks} ranks", c.measured, c.prediction.seconds) for c in found
-        ]
+            (
+                c.model, c.method, f"{c.ranks} ranks, {show_rate(c.link)}", c.measured,
+                c.prediction.seconds,
+            )
+            for c in found
+        ]  # fmt: skip
     if as_json:
         names = ("model", "method", "note", "measured", "predicted")
         typer.echo(json.dumps([dict(zip(names, row, strict=True)) for row in rows]))
         return
     for model, method, note, measured, predicted in rows:
         error = f"{predicted / measured - 1:+.1%}"
-        say(f"{model:13} {method:22} {note:8} {measured:9.4f} s {predicted:9.4f} s {error:>7}")
+        say(f"{model:13} {method:22} {note:22} {measured:9.4f} s {predicted:9.4f} s {error:>7}")
+    good = sum(abs(predicted / measured - 1) <= NEAR for *_, measured, predicted in rows)
+    say(f"{good} of {len(rows)} within {NEAR:.0%}")
 
 
 def _measure() -> dict[str, Any] | None:

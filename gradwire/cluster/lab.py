@@ -9,13 +9,22 @@ import os
 import re
 import signal
 import socket
+import statistics
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from gradwire.cluster.rate import parse_rate, show_rate, transfer_rate
+from gradwire.cluster.delay import Delay
+from gradwire.cluster.rate import (
+    parse_rate,
+    parse_time,
+    round_trip,
+    show_rate,
+    show_time,
+    transfer_rate,
+)
 from gradwire.errors import ConfigError, LabError
 
 PREFIX = "gradwire"
@@ -26,11 +35,14 @@ MOST_RANKS = 250
 RANK_BYTES = 200 * 2**20  # a process that has imported torch, and little more
 BURST_SECONDS, LEAST_BURST = 0.001, 4096
 QUEUE = "50ms"
+MOST_LATENCY = 1.0
 REACHED, TRIES = 0.8, 3  # a busy moment of the machine is no slow link
 
 
 class Lab:
     """`ranks` namespaces whose links to one switch carry `link` each way; one a process.
+
+    `latency`: what a message takes from rank to rank beside, `5ms` or seconds.
 
     with Lab(4, "100mbit") as lab:
         rates = lab.measure()
@@ -40,8 +52,13 @@ class Lab:
 
     interface, port = LINK, PORT
 
-    def __init__(self, ranks: int, link: str) -> None:
+    def __init__(self, ranks: int, link: str, latency: str | float = 0.0) -> None:
         self.ranks, self.link, self.rate = ranks, link, parse_rate(link)
+        self.latency = parse_time(latency)
+        _check_latency(self.latency)
+        self._delay: Delay | None = None
+        self.measured = 0.0
+        """Bits a second of a link, the median, once they were looked at."""
         _check_ranks(ranks)
         _check_machine()
         self._switch = f"{PREFIX}-{os.getpid()}-switch"
@@ -61,6 +78,8 @@ class Lab:
 
     def close(self) -> None:
         """Removes the namespaces, and stops what still runs in them."""
+        if self._delay is not None:
+            self._delay.close()
         for name in (*self._names, self._switch):
             _remove(name)
 
@@ -88,18 +107,35 @@ class Lab:
     def _measure(self, sender: int, receiver: int) -> float:
         best = 0.0
         for _ in range(TRIES):
-            with self.inside(receiver):
-                server = socket.create_server((self.address(receiver), 0))
-            with self.inside(sender):
-                client = socket.socket()
-            with server, client:
-                best = max(best, transfer_rate(server, client))
+            with self._sockets(sender, receiver) as both:
+                best = max(best, transfer_rate(*both, self.latency))
             if best >= REACHED * self.rate:
                 return best
         raise LabError(
             f"link {self.link!r} is not reached: {show_rate(best)} measured from rank {sender} to "
             f"{receiver}. Ask for a slower link, or quiet the machine."
         )
+
+    def describe(self) -> str:
+        """What was asked and what is measured, in a line."""
+        rates = self.measure()
+        self.measured = statistics.median(rates)
+        asked, got = show_rate(self.rate), f"{show_rate(min(rates))} to {show_rate(max(rates))}"
+        if self.latency:
+            with self._sockets(0, 1) as both:
+                got += f" and {show_time(round_trip(*both) / 2)}"
+            asked += f" and {show_time(self.latency)}"
+        return f"lab: {self.ranks} ranks, asked {asked}, measured {got}"
+
+    @contextmanager
+    def _sockets(self, sender: int, receiver: int) -> Iterator[tuple[socket.socket, socket.socket]]:
+        """A listening socket at the receiver, one that is not connected at the sender."""
+        with self.inside(receiver):
+            server = socket.create_server((self.address(receiver), 0))
+        with self.inside(sender):
+            client = socket.socket()
+        with server, client:
+            yield server, client
 
     def _build(self) -> None:
         from pyroute2 import IPRoute
@@ -109,18 +145,19 @@ class Lab:
             for name in (self._switch, *self._names):
                 _create(name)
             with _inside(self._switch), IPRoute() as switch:
-                switch.link("add", ifname="br0", kind="bridge")
-                bridge = switch.link_lookup(ifname="br0")[0]
-                switch.link("set", index=bridge, state="up")
+                bridge = None if self.latency else _bridge(switch)
                 for rank in range(self.ranks):
                     self._plug(switch, bridge, rank)
+                if self.latency:
+                    self._delay = Delay([f"port{r}" for r in range(self.ranks)], self.latency)
+                    self._delay.start()
         except (OSError, NetlinkError) as error:
             raise LabError(
                 f"this kernel or container refuses namespaces, veth or a bridge ({error}). "
                 "Use a machine, or a container with CAP_SYS_ADMIN and CAP_NET_ADMIN."
             ) from error
 
-    def _plug(self, switch: Any, bridge: int, rank: int) -> None:
+    def _plug(self, switch: Any, bridge: int | None, rank: int) -> None:
         """A cable from rank to the switch, shaped at both ends: full duplex."""
         from pyroute2 import IPRoute
 
@@ -128,7 +165,9 @@ class Lab:
         switch.link("add", ifname=port, kind="veth", peer={"ifname": LINK, "net_ns_fd": name})
         index = switch.link_lookup(ifname=port)[0]
         self._shape(switch, index)
-        switch.link("set", index=index, master=bridge, state="up")
+        if bridge is not None:
+            switch.link("set", index=index, master=bridge)
+        switch.link("set", index=index, state="up")
         with _inside(name), IPRoute() as own:
             index = own.link_lookup(ifname=LINK)[0]
             self._shape(own, index)
@@ -147,6 +186,13 @@ class Lab:
             raise LabError(
                 f"this kernel cannot shape links ({error}): it needs sch_tbf (modprobe sch_tbf)"
             ) from error
+
+
+def _bridge(switch: Any) -> int:
+    switch.link("add", ifname="br0", kind="bridge")
+    index: int = switch.link_lookup(ifname="br0")[0]
+    switch.link("set", index=index, state="up")
+    return index
 
 
 def remove_left() -> list[str]:
@@ -206,6 +252,11 @@ def _processes(namespace: os.stat_result) -> Iterator[int]:
 def _check_ranks(ranks: int) -> None:
     if not 2 <= ranks <= MOST_RANKS:
         raise ConfigError(f"ranks must be from 2 to {MOST_RANKS}, got {ranks}")
+
+
+def _check_latency(seconds: float) -> None:
+    if seconds > MOST_LATENCY:
+        raise ConfigError(f"latency must be at most {MOST_LATENCY:g} s, got {seconds:g} s")
 
 
 def _check_machine() -> None:

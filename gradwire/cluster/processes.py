@@ -33,6 +33,8 @@ def rank_environment(
     here = str(Path(sys.executable).parent)
     cores = max(1, (os.cpu_count() or 1) // ranks)
     defaults = {"OMP_NUM_THREADS": str(cores), "PYTHONUNBUFFERED": "1"}
+    # torch asks for the names of hosts; in the lab there is nobody to answer.
+    defaults["RES_OPTIONS"] = "timeout:1 attempts:1"
     return {
         **defaults,
         **os.environ,

@@ -60,13 +60,13 @@ def lists_of(meta, first, LISTS: tl.constexpr):
 
     A round reads as many lists side by side as fit, each in 2^bits cells of the tile.
     """
-    tl.static_assert(LISTS == 1 or LISTS == 8 or LISTS == 16)
+    tl.static_assert(LISTS == 1 or LISTS == 8)
     if LISTS == 1:
         return 1, 11, tl.load(meta + 2 * first + 1, cache_modifier=".cg")
     else:
         each = first + tl.arange(0, LISTS)
         widest = tl.max(tl.load(meta + 2 * each + 1, cache_modifier=".cg"), axis=0)
-        bits = 8 if LISTS == 8 else 7
+        bits = 8
         while (widest > (1 << bits)) & (bits < 11):
             bits += 1
         return LISTS >> (11 - bits), bits, widest

@@ -15,7 +15,8 @@ class Costs:
     slope: what each 1 of density adds to that, "" for methods not named; most: never more passes.
     The rest are nanoseconds an entry at `reference` bytes a second of memory: of encoding and
     decoding plain (int32) and packed indices, of adding one into the mean, of merging sorted lists,
-    of a cell of a sketch.
+    of a cell of a sketch. matrix: seconds of PowerSGD a matrix, up to rank 2 (Gram-Schmidt) and
+    above (QR).
     """
 
     reference: float
@@ -28,6 +29,9 @@ class Costs:
     add: float
     merge: float
     sketch: float
+    matrix: tuple[float, float]
+    agrees: bool = False
+    """Whether ranks compare, before each exchange, what they are about to send: on Gloo."""
 
 
 CUDA = Costs(
@@ -55,6 +59,7 @@ CUDA = Costs(
     add=0.1,
     merge=0.2,
     sketch=0.02,
+    matrix=(2e-4, 4e-4),
 )
 """One H200: benchmarks/results/methods_202611.md. micro, exdyna and deft were not measured there,
 nor merging and sketches: those are guesses."""
@@ -84,6 +89,8 @@ CPU = Costs(
     add=15.0,
     merge=50.0,
     sketch=30.0,
+    matrix=(5e-5, 7e-5),
+    agrees=True,
 )
 """A core of an AMD EPYC: the same page; what depends on the density, merging and sketches from two
 ranks of benchmarks/results/plan_202611.md at 50 Mbit/s."""
@@ -101,16 +108,13 @@ class Machine:
     bandwidth: float
     flops: float
     costs: Costs = CUDA
+    beside: bool = False
+    """Whether what a worker does itself has a core of its own, beside the backward pass."""
 
     @property
     def bundle(self) -> float:
         """Seconds that a bundle takes however small it is: launches, Python, a thread's turn."""
         return self.costs.bundle
-
-    @property
-    def waits(self) -> bool:
-        """Whether ranks compare, before each exchange, what they are about to send: on Gloo."""
-        return self.costs is CPU
 
     def floor(self, entries: float) -> float:
         """Seconds to read gradient and residual and write the residual."""

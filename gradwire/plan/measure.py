@@ -17,7 +17,7 @@ from gradwire.plan.network import GOODPUT
 from gradwire.train.place import Place
 
 ENTRIES = 4_000_000
-REPEAT = 7
+REPEAT, MANY = 7, 60
 SMALL, LARGE = 8, 1 << 20
 """Bytes a rank puts into a probe: one is all latency, the other mostly transfer."""
 LONGEST = 0.5
@@ -52,24 +52,32 @@ def measure_link(gather: Gather, ranks: int, device: torch.device) -> tuple[floa
     """
     if ranks == 1:
         return 1e15, 0.0
+
+    def fits(seconds: float) -> int:
+        """How often that fits, by the slowest: a gather that only some ranks call never ends."""
+        slowest = float(gather(torch.tensor([seconds], device=device)).max())
+        return int(LONGEST / max(slowest, 1e-9))
+
     small = _gather(gather, SMALL, device)
+    # Short ones vary most.
+    small = _gather(gather, SMALL, device, max(REPEAT, min(MANY, fits(small))))
     probe = _gather(gather, LARGE // 16, device)
     large, size = probe, LARGE // 16
-    if 16 * probe < LONGEST:
+    if fits(probe) >= 16:
         large, size = _gather(gather, LARGE, device), LARGE
     spent = max(1e-9, large - small)
     return (ranks - 1) * (size - SMALL) / spent, small / (ranks - 1)
 
 
-def _gather(gather: Gather, size: int, device: torch.device) -> float:
+def _gather(gather: Gather, size: int, device: torch.device, repeat: int = REPEAT) -> float:
     mine = torch.zeros(size, dtype=torch.uint8, device=device)
-    return _median(lambda: gather(mine), device)
+    return _median(lambda: gather(mine), device, repeat)
 
 
-def _median(call: Callable[[], object], device: torch.device) -> float:
+def _median(call: Callable[[], object], device: torch.device, repeat: int = REPEAT) -> float:
     """Median seconds of a call, the first ones left out."""
     times = []
-    for _ in range(REPEAT + 2):
+    for _ in range(repeat + 2):
         _wait(device)
         begin = time.perf_counter()
         call()

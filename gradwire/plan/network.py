@@ -1,7 +1,6 @@
 """The links between workers, and what the legs of an exchange take on them."""
 
 import math
-import re
 from dataclasses import dataclass
 
 from gradwire.cluster.rate import UNITS, parse_rate, show_rate
@@ -13,7 +12,6 @@ LATENCY = 50e-6
 LOCAL_RATE, LOCAL_LATENCY = 200e9, 10e-6
 """Inside a node, bits a second and seconds: PCIe, as it is without NVLink."""
 FASTEST = 3200 * UNITS["g"]
-TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 
 
 @dataclass(frozen=True)
@@ -104,22 +102,6 @@ def link_rate(link: str | float) -> float:
 def show_link(rate: float) -> str:
     """The link that gives so many payload bytes a second."""
     return show_rate(8 * rate / GOODPUT)
-
-
-def parse_time(text: str | float, name: str = "latency") -> float:
-    """Seconds of `50us`, `5ms`, `0.1s`, or of a number of seconds."""
-    if isinstance(text, int | float) and not isinstance(text, bool):
-        seconds = float(text)
-    else:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|ms|us)", str(text).strip().lower())
-        if match is None:
-            raise ConfigError(
-                f"{name} must be a number and s, ms or us, such as 50us; got {text!r}"
-            )
-        seconds = float(match[1]) * TIMES[match[2]]
-    if not 0 <= seconds < math.inf:
-        raise ConfigError(f"{name} must be 0 or more seconds, got {text!r}")
-    return seconds
 
 
 def _check_count(name: str, value: int) -> None:

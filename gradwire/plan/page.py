@@ -34,8 +34,7 @@ BARS = """
 
 def write_page(found: Plan, file: Path) -> Path:
     """Writes the page, without scripts or outside resources, and returns its path."""
-    if file.suffix.lower() not in (".html", ".htm"):
-        raise ConfigError(f"--html takes a name that ends in .html, got {str(file)!r}")
+    check_name(file)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         scratch = file.with_name(file.name + ".tmp")
@@ -44,6 +43,12 @@ def write_page(found: Plan, file: Path) -> Path:
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error.strerror}") from error
     return file
+
+
+def check_name(file: Path) -> None:
+    """Refuses what a browser would not open as a page."""
+    if file.suffix.lower() not in (".html", ".htm"):
+        raise ConfigError(f"--html takes a name that ends in .html, got {str(file)!r}")
 
 
 def page(found: Plan) -> str:
@@ -88,7 +93,7 @@ def rates(found: Plan) -> Chart:
 
 
 def _label(p: Prediction) -> str:
-    density = "" if p.way.method == "dense" else f" {p.way.density:g} {p.way.travels}"
+    density = "" if p.way.density == 1 else f" {p.way.density:g} {p.way.travels}"
     return p.way.name + density
 
 

@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gradwire.cluster.rate import parse_time
 from gradwire.config import check_density
 from gradwire.errors import ConfigError
 from gradwire.plan.machine import Machine, machine
-from gradwire.plan.network import LATENCY, LOCAL_RATE, Network, link_rate, parse_time, show_link
+from gradwire.plan.network import LATENCY, LOCAL_RATE, Network, link_rate, show_link
 from gradwire.plan.predict import Prediction, Way, predict
 from gradwire.plan.recommend import At, Recommendation, recommend
 from gradwire.plan.ways import DENSITIES, ENCODINGS, all_ways
@@ -115,6 +116,9 @@ def plan_for(
         raise ConfigError(f"density {max(densities):g} is below min_density {least:g}: lower that")
     sizes = _sizes(load) if bundle_mb is None else [float(bundle_mb)]
     ways = all_ways(network, densities, methods, encodings)
+    if not any(len(shape) > 1 for shape in load.shapes):
+        # A number of parameters is no matrix: nothing is known of what PowerSGD would send.
+        ways = [w for w in ways if w.exchange]
     found = sorted((_best(w, load, device, network, sizes) for w in ways), key=lambda p: p.seconds)
     chosen = recommend(found, _at(load, device, network, sizes), least)
     return Plan(load, device, network, found, chosen, _notes(load, device), sizes)

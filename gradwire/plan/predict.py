@@ -9,11 +9,13 @@ from gradwire.accumulate.schedule import entries
 from gradwire.compress import METHODS
 from gradwire.encode import Encoding
 from gradwire.exchange import EXCHANGES
+from gradwire.plan import powersgd
 from gradwire.plan.legs import legs
 from gradwire.plan.machine import Machine
 from gradwire.plan.network import Network
+from gradwire.plan.powersgd import rank_of
 from gradwire.plan.work import Task, Work, work
-from gradwire.plan.workload import BACKWARD, Workload
+from gradwire.plan.workload import BACKWARD, Part, Workload
 
 PARTS = ("compute", "compress", "encode", "exchange", "decode", "hidden")
 AGREE = 24
@@ -22,7 +24,7 @@ AGREE = 24
 
 @dataclass(frozen=True)
 class Way:
-    """One way of exchanging gradients."""
+    """One way of exchanging gradients; without an exchange it is PyTorch's own, powersgd-4 say."""
 
     method: str
     exchange: str
@@ -32,6 +34,8 @@ class Way:
 
     @property
     def name(self) -> str:
+        if not self.exchange:
+            return self.method
         return self.exchange if self.method == "dense" else f"{self.method}/{self.exchange}"
 
     @property
@@ -42,7 +46,7 @@ class Way:
     @property
     def travels(self) -> str:
         """How entries travel, in a word."""
-        if self.method == "dense":
+        if self.method == "dense" or not self.exchange:
             return "bf16" if self.exchange == "dense-bf16" else "fp32"
         return f"{self.values}+{self.encoding.indices}"
 
@@ -79,23 +83,40 @@ class Prediction:
 
 
 def predict(
-    way: Way, load: Workload, device: Machine, network: Network, bundle_mb: float = 25.0
+    way: Way,
+    load: Workload,
+    device: Machine,
+    network: Network,
+    bundle_mb: float = 25.0,
+    own: Work | None = None,
 ) -> Prediction:
     """The step with bundles of `bundle_mb`.
 
     Bundles go one after another, each when its gradients are there: compress, exchange, decode. The
-    network works beside the backward pass; what the worker does itself takes the device from it.
+    network works beside the backward pass; what the worker does itself takes the device from it,
+    unless it has a core of its own. `own`: that work as it was measured, in place of the tables'.
     """
     parts = load.bundles(bundle_mb)
-    costs = [_cost(way, part.entries, part.size, device, network) for part in parts]
+    costs = [_cost_of(way, part, device, network) for part in parts]
     works, nets, sent = zip(*costs, strict=True)
-    end = _schedule(load.seconds, [part.share for part in parts], works, nets)
+    if own is not None:
+        works = tuple(own.part(part.size / sum(p.size for p in parts)) for part in parts)
+    end = _schedule(load.seconds, [part.share for part in parts], works, nets, device.beside)
     sums = [sum(getattr(w, part) for w in works) for part in ("compress", "encode", "decode")]
     hidden = load.seconds + sum(sums) + sum(nets) - end
     return Prediction(
         way, end, load.seconds, sums[0], sums[1], sum(nets), sums[2], hidden, sum(sent), len(parts),
         bundle_mb,
     )  # fmt: skip
+
+
+def _cost_of(way: Way, part: Part, device: Machine, network: Network) -> tuple[Work, float, float]:
+    rank = rank_of(way.method)
+    if not rank:
+        return _cost(way, part.entries, part.size, device, network)
+    found = powersgd.legs(part.shapes, rank, network)
+    net = sum(map(network.seconds, found))
+    return powersgd.work(part.shapes, rank, device), net, float(sum(leg.bytes for leg in found))
 
 
 @lru_cache(maxsize=1 << 16)
@@ -105,7 +126,7 @@ def _cost(
     """Of one bundle: local work, seconds on the network, and bytes that leave a rank."""
     task = _task(way, real, size, network)
     found = legs(task.exchange, network, task.size, task.k, task.encoding)
-    if device.waits and found:
+    if device.costs.agrees and found:
         found = [network.ring(AGREE * (network.workers - 1), network.workers - 1), *found]
     net = sum(map(network.seconds, found))
     return work(task, device, network), net, float(sum(leg.bytes for leg in found))
@@ -127,12 +148,16 @@ def _task(way: Way, real: int, size: int, network: Network) -> Task:
 
 
 def _schedule(
-    seconds: float, shares: Sequence[float], works: Sequence[Work], nets: Sequence[float]
+    seconds: float,
+    shares: Sequence[float],
+    works: Sequence[Work],
+    nets: Sequence[float],
+    beside: bool,
 ) -> float:
     """When the step ends."""
     device, free = (1 - BACKWARD) * seconds, 0.0
     for share, own, net in zip(shares, works, nets, strict=True):
         device += BACKWARD * seconds * share
         free = max(device, free) + own.total + net
-        device += own.total
+        device += 0.0 if beside else own.total
     return max(device, free)

@@ -78,7 +78,8 @@ def recommend(predictions: Sequence[Prediction], at: At, min_density: float) -> 
     best = min((p for p in sparse if p.seconds <= ALIKE * fastest), key=_loses)
     turn = _turning_point(predictions, sparse, at)
     if fastest > WORTH * dense.seconds:
-        return Recommendation(dense, _why_not(dense, best, turn), turn)
+        quickest = min(sparse, key=lambda p: p.seconds)
+        return Recommendation(dense, _why_not(dense, quickest, turn), turn)
     return Recommendation(best, _why(best, dense, turn), turn)
 
 

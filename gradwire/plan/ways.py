@@ -20,6 +20,8 @@ ENCODINGS = (
 """Values and indices that are compared."""
 DENSITIES = (0.1, 0.01, 0.001)
 DENSE = (Way("dense", "dense"), Way("dense", "dense-bf16"))
+POWERSGD = ("powersgd-1", "powersgd-4")
+"""PyTorch's hook, which is predicted for comparison."""
 BEST = ("topk", "gaussiank", "dgc", "trimmed", "mstopk")
 """Methods that choose the k largest: the others are predicted, never recommended."""
 ARRIVES = ("union", "allgather", "hierarchical", "oktopk", "gtopk")
@@ -33,14 +35,15 @@ def all_ways(
     methods: Sequence[str] = (),
     encodings: Sequence[tuple[str, str]] = ENCODINGS,
 ) -> list[Way]:
-    """The dense ways, and every method x exchange x encoding x density that Config accepts."""
+    """The dense ways, PowerSGD, and every method x exchange x encoding x density that Config
+    accepts."""
     for name in methods:
         method, _, exchange = name.partition("/")
-        if method not in METHODS:
-            raise unknown("method", method, METHODS)
+        if method not in METHODS and name not in POWERSGD:
+            raise unknown("method", method, [*METHODS, *POWERSGD])
         if exchange and exchange not in EXCHANGES:
             raise unknown("exchange", exchange, EXCHANGES)
-    names = methods or [m for m in METHODS if m != "dense"]
+    names = methods or [*POWERSGD, *(m for m in METHODS if m != "dense")]
     sparse = [w for n in names for w in _of(n, network, densities, encodings)]
     return [*DENSE, *dict.fromkeys(sparse)]
 
@@ -52,6 +55,9 @@ def _of(
     encodings: Sequence[tuple[str, str]],
 ) -> Iterator[Way]:
     method, _, asked = name.partition("/")
+    if name in POWERSGD:
+        yield Way(name, "")
+        return
     for exchange in [asked] if asked else [x for x in EXCHANGES if not x.startswith("dense")]:
         if exchange == "hierarchical" and (network.local == 1 or network.nodes == 1):
             continue

@@ -16,6 +16,10 @@ class Work:
     encode: float
     decode: float
 
+    def part(self, share: float) -> "Work":
+        """So much of it."""
+        return Work(share * self.compress, share * self.encode, share * self.decode)
+
     @property
     def total(self) -> float:
         return self.compress + self.encode + self.decode

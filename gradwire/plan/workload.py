@@ -20,6 +20,7 @@ BACKWARD = 2 / 3
 """The backward pass takes two of three multiplications."""
 FRAMES = 200
 """Of a spoken sentence, where the network has no fixed input."""
+Shapes = tuple[tuple[int, ...], ...]
 PIECES = 256
 """A number of parameters is cut into so many, of one size."""
 
@@ -28,16 +29,21 @@ PIECES = 256
 class Workload:
     """A network on one worker, without any exchange.
 
-    sizes: entries of each parameter, the last layer's first, as gradients come. weights: the share
-    of the backward pass that ends with this gradient. seconds: one step of one worker alone.
+    shapes: of each parameter, the last layer's first, as gradients come. weights: the share of the
+    backward pass that ends with this gradient. seconds: one step of one worker alone.
     """
 
     name: str
-    sizes: tuple[int, ...]
+    shapes: Shapes
     weights: tuple[float, ...]
     seconds: float
     measured: bool
     """Whether the seconds were given, not computed from FLOP."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Entries of each parameter."""
+        return tuple(map(math.prod, self.shapes))
 
     @property
     def entries(self) -> int:
@@ -45,25 +51,30 @@ class Workload:
 
     def bundles(self, bundle_mb: float) -> "list[Part]":
         """As `attach` makes them, in the order in which they are exchanged."""
-        return _bundles(self.sizes, self.weights, min(bundle_mb * 1e6, 4.0 * MAX_SIZE))
+        return _bundles(self.shapes, self.weights, min(bundle_mb * 1e6, 4.0 * MAX_SIZE))
 
 
 class Part(NamedTuple):
-    """A bundle: its entries, with padding too, and its share of the backward pass."""
+    """A bundle: its entries, with padding too, its share of the backward pass, its parameters."""
 
     entries: int
     size: int
     share: float
+    shapes: Shapes
 
 
 @lru_cache(maxsize=64)
-def _bundles(sizes: tuple[int, ...], weights: tuple[float, ...], limit: float) -> list[Part]:
-    slots = [Slot(str(i), (n,), (1,), torch.float32, 0, n) for i, n in enumerate(sizes)]
+def _bundles(shapes: Shapes, weights: tuple[float, ...], limit: float) -> list[Part]:
+    slots = [
+        Slot(str(i), shape, (1,), torch.float32, 0, math.prod(shape))
+        for i, shape in enumerate(shapes)
+    ]
     return [
         Part(
             sum(s.numel for s in b),
             sum(align(s.numel) for s in b),
             sum(weights[int(s.name)] for s in b),
+            tuple(s.shape for s in b),
         )
         for b in arrange(slots, limit, ())
     ]
@@ -75,11 +86,11 @@ def by_name(name: str, device: Machine, batch: int | None, seconds: float | None
     batch = found.batch if batch is None else batch
     if batch < 1:
         raise ConfigError(f"batch must be at least 1, got {batch}")
-    sizes, macs = _profile(name)
+    shapes, macs = _profile(name)
     flops = 3 * 2 * batch * sum(macs)
     return Workload(
         name,
-        sizes,
+        shapes,
         _shares(macs),
         flops / device.flops if seconds is None else _check_seconds(seconds),
         seconds is not None,
@@ -87,24 +98,25 @@ def by_name(name: str, device: Machine, batch: int | None, seconds: float | None
 
 
 @lru_cache(maxsize=16)
-def _profile(name: str) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Entries and multiplications of each parameter, the last layer's first."""
+def _profile(name: str) -> tuple[Shapes, tuple[float, ...]]:
+    """Shape and multiplications of each parameter, the last layer's first."""
     found = spec(name)
     with torch.device("meta"):
         model = found.build()
     macs = _macs(model, found)
-    own = [(n, p.numel()) for n, p in model.named_parameters() if p.requires_grad][::-1]
-    return tuple(n for _, n in own), tuple(macs.get(name, 0.0) for name, _ in own)
+    own = [(n, tuple(p.shape)) for n, p in model.named_parameters() if p.requires_grad][::-1]
+    return tuple(shape for _, shape in own), tuple(macs.get(name, 0.0) for name, _ in own)
 
 
 def by_shapes(shapes: Sequence[Sequence[int]], name: str, seconds: float | None) -> Workload:
     """Parameters of these shapes, first layer first; gradients come at an even pace."""
-    sizes = [math.prod(int(n) for n in shape) for shape in shapes][::-1]
+    own = tuple(tuple(map(int, shape)) for shape in shapes)[::-1]
+    sizes = [math.prod(shape) for shape in own]
     if not sizes or min(sizes) < 1:
         raise ConfigError(f"{name}: no parameters, or one without entries")
     if seconds is None:
         raise ConfigError(f"{name}: the time of a step is not known from shapes: give step_seconds")
-    return Workload(name, tuple(sizes), _shares(sizes), _check_seconds(seconds), True)
+    return Workload(name, own, _shares(sizes), _check_seconds(seconds), True)
 
 
 def by_file(path: Path, seconds: float | None) -> Workload:

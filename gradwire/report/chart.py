@@ -21,6 +21,8 @@ STYLES: dict[str, dict[str, Any]] = {
 GREY = "#8a8f98"
 MORE = ("#17a2b8", "#d6336c", "#6f7c12", "#7a5a3a")
 """Charts have more lines than run reports."""
+MANY = 6
+"""Lines beyond which the legend stands beside them, not on them."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,9 @@ def _draw(chart: Chart, ink: str, faint: str) -> "Figure":
     axes.set_xlabel(unset(chart.x), fontsize=9, color=ink)
     axes.set_ylabel(unset(chart.y), fontsize=9, color=ink)
     dress(axes, ink, faint)
-    if any(line.label for line in chart.lines):
+    if len(chart.lines) > MANY:
+        figure.legend(fontsize=6.5, frameon=False, labelcolor=ink, loc="outside right upper")
+    elif any(line.label for line in chart.lines):
         axes.legend(fontsize=7.5, frameon=False, labelcolor=ink)
     return figure
 

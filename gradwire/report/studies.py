@@ -13,7 +13,10 @@ from gradwire.study.folder import Folder, studies_in, writing
 from gradwire.study.study import Page, Study, Table
 from gradwire.train.folder import REPORT
 
-SPACE = "section { margin-top: 56px; } section > pre { margin-top: 12px; }"
+SPACE = """
+section { margin-top: 56px; } section > pre { margin-top: 12px; }
+.charts { grid-template-columns: repeat(auto-fill, minmax(380px, 1fr)); }
+"""
 
 
 def write_studies(out: Path) -> Path:

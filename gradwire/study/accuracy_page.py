@@ -25,17 +25,18 @@ Runs = dict[str, dict[int, list[Row]]]
 def page(rows: Sequence[Row]) -> Page:
     """Who keeps dense accuracy, and for how much."""
     found: dict[tuple[str, int], Runs] = {}
-    for row in sorted(rows, key=lambda r: (r["seed"], r["epoch"])):
+    for row in sorted(rows, key=_place):
         runs = found.setdefault((row["model"], row["epochs"]), {})
         runs.setdefault(row["recipe"], {}).setdefault(row["seed"], []).append(row)
     says = " ".join(_says(epochs, runs) for (_, epochs), runs in found.items())
     tables = [_table(model, epochs, runs) for (model, epochs), runs in found.items()]
-    charts = [
-        chart
-        for (model, epochs), runs in found.items()
-        for chart in (_while_training(model, epochs, runs), _at_the_end(model, epochs, runs))
-    ]
+    charts = [_chart(model, epochs, runs) for (model, epochs), runs in found.items()]
     return Page(says, tables, charts)
+
+
+def _place(row: Row) -> tuple[bool, str, int, int]:
+    """Rows come in the order in which processes are ready."""
+    return row["recipe"] != "dense", row["recipe"], row["seed"], row["epoch"]
 
 
 def losses(runs: Runs, name: str) -> list[float]:
@@ -115,7 +116,7 @@ def _table(model: str, epochs: int, runs: Runs) -> Table:
     return Table(f"{model}, {epochs} epochs", columns, body, note)
 
 
-def _while_training(model: str, epochs: int, runs: Runs) -> Chart:
+def _chart(model: str, epochs: int, runs: Runs) -> Chart:
     lines = []
     for name, seeds in runs.items():
         steps = [step for step in zip(*seeds.values(), strict=False) if step[0]["bytes"]]
@@ -124,18 +125,7 @@ def _while_training(model: str, epochs: int, runs: Runs) -> Chart:
         lines.append(Line(name, xs, ys, "dashes" if name == "dense" else "line", _colour(name)))
     caption = f"{model}, {epochs} epochs: accuracy against what was sent so far"
     label = "MB sent by all workers"
-    return Chart(f"bytes-{model}-{epochs}", caption, label, "test accuracy, %", lines, log_x=True)
-
-
-def _at_the_end(model: str, epochs: int, runs: Runs) -> Chart:
-    lines = []
-    for name in runs:
-        xs = [_bytes(runs, name)]
-        ys = [100 * mean(row["score"] for row in _last(runs, name))]
-        lines.append(Line(name, xs, ys, "points", _colour(name)))
-    caption = f"{model}, {epochs} epochs: accuracy at the end against total bytes"
-    label = "bytes, % of dense"
-    return Chart(f"end-{model}-{epochs}", caption, label, "test accuracy, %", lines, log_x=True)
+    return Chart(f"{model}-{epochs}", caption, label, "test accuracy, %", lines, log_x=True)
 
 
 def _colour(name: str) -> str:

@@ -1,7 +1,7 @@
 """Figures 1 and 6: what compression costs in accuracy, on 16 virtual workers."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import mean, stdev
 from typing import Any
 
@@ -11,15 +11,35 @@ from gradwire import models
 from gradwire.report.chart import GREY, Chart, Line
 from gradwire.report.outcome import size
 from gradwire.study.crew import Crew
-from gradwire.study.study import Cell, Page, Row, Settings, Study, Table, listed, repeatable, there
-from gradwire.train.options import Options, resolve
+from gradwire.study.study import (
+    Cell,
+    Page,
+    Row,
+    Settings,
+    Study,
+    Table,
+    listed,
+    repeatable,
+    there,
+)
+from gradwire.train.options import resolve
 from gradwire.train.task import TASKS, Task
 
 DENSITY, WORKERS, WARM = 0.001, 16, 0.1
-WANTED = (
-    "dense", "topk/allgather", "topk/union", "topk/gtopk", "randk/allgather", "gaussiank/allgather",
-    "dgc/allgather", "topk/sketched", "topk/gs-sgd",
-)  # fmt: skip
+WANTED: dict[str, dict[str, Any]] = {
+    "dense": {},
+    "topk/allgather": {},
+    "topk/union": {},
+    "topk/gtopk": {},
+    "randk/allgather": {},
+    "randk/allgather without feedback": {"method_options": ("feedback=false",)},
+    "gaussiank/allgather": {},
+    "dgc/allgather with momentum": {"momentum_correction": True},
+    "topk/sketched": {},
+    "topk/gs-sgd": {},
+}
+"""What is compared, and the options of `gradwire train` that its name does not say."""
+
 RUNS: dict[str, dict[str, Any]] = {
     "resnet20": {"epochs": 120, "lr": 0.4, "weight_decay": 1e-4},
     "vgg16-cifar": {"epochs": 120, "batch": 32, "lr": 0.4, "weight_decay": 5e-4},
@@ -45,12 +65,17 @@ def cells(settings: Settings) -> list[Cell]:
     """A training run each, seed by seed, so that a study that is stopped has pairs."""
     runs, seeds = (SMALL, SMALL_SEEDS) if settings.small else (RUNS, SEEDS)
     return [
-        {"model": model, "recipe": name, "seed": settings.seed + seed}
+        {"model": model, "recipe": name, "seed": settings.seed + seed, "epochs": epochs}
         for model in runs
-        for seed in range(seeds)
+        for epochs in [settings.epochs or runs[model]["epochs"]]
+        for seed in range(settings.seeds or seeds)
         for name in WANTED
-        if there(name) and not (settings.small and _leave_out(name, seed))
+        if _there(name) and not (settings.small and _leave_out(name, seed))
     ]
+
+
+def _there(name: str) -> bool:
+    return there(name.partition(" ")[0])
 
 
 def _leave_out(name: str, seed: int) -> bool:
@@ -59,25 +84,25 @@ def _leave_out(name: str, seed: int) -> bool:
 
 def measure(settings: Settings, cell: Cell) -> list[Row]:
     """A row an epoch."""
+    return list(train(settings, cell))
+
+
+def train(settings: Settings, cell: Cell) -> Iterator[Row]:
+    """A row after each epoch."""
     model = cell["model"]
     given = (SMALL if settings.small else RUNS)[model] | {"model": model, "seed": cell["seed"]}
-    given |= {"method": cell["recipe"], "workers": WORKERS, "density": DENSITY}
+    given |= {"method": cell["recipe"].partition(" ")[0], "epochs": cell["epochs"]}
+    given |= WANTED[cell["recipe"]] | {"workers": WORKERS, "density": DENSITY}
     options = resolve(given | {"data_dir": settings.data_dir, "device": settings.device})
     with repeatable(settings):
-        return _train(options, cell)
-
-
-def _train(options: Options, cell: Cell) -> list[Row]:
-    spec = models.spec(options.model)
-    crew = Crew.of(options)
-    total, rows = options.epochs * crew.epoch_steps, []
-    for epoch in range(1, options.epochs + 1):
-        losses = [crew.step(options.lr * rate(crew.steps / total)) for _ in range(crew.epoch_steps)]
-        row = {"task": spec.task, "epoch": epoch, "epochs": options.epochs}
-        row["loss"] = float(torch.stack(losses).mean())
-        row |= {"score": crew.score(), "bytes": crew.bytes_sent, "d": crew.entries}
-        rows.append(cell | row | {"residual_bytes": crew.residual_bytes})
-    return rows
+        crew = Crew.of(options)
+        total = options.epochs * crew.epoch_steps
+        for epoch in range(1, options.epochs + 1):
+            rates = [options.lr * rate((crew.steps + i) / total) for i in range(crew.epoch_steps)]
+            loss = torch.stack([crew.step(lr) for lr in rates]).mean()
+            row = {"task": models.spec(model).task, "epoch": epoch, "loss": float(loss)}
+            row |= {"score": crew.score(), "bytes": crew.bytes_sent, "d": crew.entries}
+            yield cell | row | {"residual_bytes": crew.residual_bytes}
 
 
 def rate(done: float) -> float:
@@ -98,7 +123,7 @@ def page(rows: Sequence[Row]) -> Page:
         seeds = found.setdefault(row["model"], {}).setdefault(row["recipe"], {})
         seeds.setdefault(row["seed"], []).append(row)
     says = [_says(model, runs) for model, runs in found.items()]
-    missing = [name for name in WANTED if not there(name)]
+    missing = [name for name in WANTED if not _there(name)]
     if missing:
         says.append(f"Not measured, because not in this version: {listed(missing)}.")
     charts = [_chart(model, runs, x) for model, runs in found.items() for x in ("epoch", "bytes")]
@@ -185,4 +210,5 @@ STUDY = Study(
     measure=measure,
     page=page,
     files=("cifar10", "ptb", "an4"),
+    choosy=True,
 )

@@ -112,9 +112,11 @@ class Crew:
         if not self.exchanges:
             return 0
         config, dense = self.cluster.config, self.cluster.stats().dense
-        whole = sum(dense.get(reason, 0) for reason in ("method", "flush", "bytes"))
-        sizes = (entries(config.schedule.at(i), self.entries) for i in range(self.exchanges))
-        return self.entries * whole + (0 if config.method == "dense" else sum(sizes))
+        if config.method == "dense":
+            return self.entries * self.exchanges
+        sizes = [entries(config.schedule.at(i), self.entries) for i in range(self.exchanges)]
+        whole = dense.get("flush", 0) + dense.get("bytes", 0)
+        return sum(sizes) + whole * (self.entries - sizes[-1])
 
     def step(self, lr: float | None = None, watch: tuple[int, ...] = ()) -> Tensor:
         """One step of all workers; their mean loss, on the device. Notes residuals of `watch`."""

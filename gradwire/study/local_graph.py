@@ -19,16 +19,18 @@ class LocalGraph(Crew):
 
         every step:           m = momentum m + gradient + weight decay w,   w = w - lr m
         every `every` steps:  u = (w at the last exchange) - w + residual,  x = x - update
-                              w = x, with `keep` w = x - residual
+                              w = x, with `keep_unsent` w = x - residual
 
-    With `keep` a worker goes on from what it has found itself, whether or not it was sent: what is
-    exchanged is where workers agree, and x - w is the residual. Scores are those of x, with batch
-    norm's statistics averaged over the workers.
+    With `keep_unsent` a worker goes on from what it has found itself, whether or not it was sent:
+    x - w is the residual. Scores are those of x, with batch norm's statistics averaged over the
+    workers.
     """
 
-    def __init__(self, options: Options, data: Data, every: int, *, keep: bool = False) -> None:
+    def __init__(
+        self, options: Options, data: Data, every: int, *, keep_unsent: bool = False
+    ) -> None:
         super().__init__(options, data)
-        self.every, self.keep = every, keep
+        self.every, self.keep_unsent = every, keep_unsent
         self.judged = deepcopy(self.model)
         others = [deepcopy(self.model) for _ in self.shards[1:]]
         self.models = [self.model, *others]
@@ -76,7 +78,7 @@ class LocalGraph(Crew):
         update = self.cluster.average(list(self._start - self.weights))
         self.x.sub_(update)
         self.weights.copy_(self.x)
-        if self.keep:
+        if self.keep_unsent:
             for rank, row in enumerate(self.weights):
                 row.sub_(self.cluster.residual(rank))
         self._start.copy_(self.weights)

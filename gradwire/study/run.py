@@ -3,17 +3,21 @@
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import CancelledError, Future, ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 from gradwire.data import DataError
-from gradwire.errors import ConfigError, unknown
+from gradwire.errors import ConfigError, LabError, unknown
 from gradwire.report import ReportError
 from gradwire.report.chart import png, svg
 from gradwire.study.folder import CHOICES, Folder
 from gradwire.study.study import Cell, Page, Row, Settings, Study
 
 Say = Callable[[str], None]
+Missing = DataError | LabError
+MISSING = (DataError, LabError)
+"""What keeps one cell from being measured, and not the others."""
+Measured = tuple[Cell, list[Row] | Missing]
 
 
 def run_study(
@@ -27,7 +31,7 @@ def run_study(
 ) -> Page:
     """Measures what is not measured yet, `jobs` cells side by side, draws, and returns the page.
 
-    A cell whose data are missing is left out; the error comes when all others are measured.
+    A cell whose data or lab is missing is left out; the error comes when all others are measured.
     """
     if study.files and not settings.small and not settings.data_dir:
         raise ConfigError(
@@ -45,49 +49,53 @@ def run_study(
     begin = time.perf_counter()
     for number, (cell, rows) in enumerate(_measured(study, settings, todo, jobs), start=1):
         words = f"{study.name}  {len(cells) - len(todo) + number}/{len(cells)}  {_words(cell)}"
-        if isinstance(rows, DataError):
+        if isinstance(rows, MISSING):
             missing.append(rows)
             say(f"{words}  left out: {rows}")
             continue
         folder.add(cell, rows)
         say(f"{words}  {time.perf_counter() - begin:.1f} s")
         begin = time.perf_counter()
-    everything = folder.rows()
-    if not everything:
-        raise missing[0]
-    with folder.rows_of(study):
-        page = study.page(everything)
-        _draw(page, folder)
-    if missing:
-        raise DataError(
-            f"{len(missing)} of {len(cells)} runs of study {study.name} were left out: "
-            f"{missing[0]} The same command measures them when the files are there."
-        )
-    return page
+    return _page(study, folder, missing)
 
 
 def _measured(
     study: Study, settings: Settings, cells: Sequence[Cell], jobs: int
-) -> Iterator[tuple[Cell, list[Row] | DataError]]:
-    """The cells with their rows, or what data they miss, in the order in which they are ready."""
+) -> Iterator[Measured]:
+    """The cells with their rows, or what they lack, in the order in which they are ready."""
     if jobs == 1:
         yield from ((cell, _try(study.measure, settings, cell)) for cell in cells)
         return
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
         running = {pool.submit(_try, study.measure, settings, cell): cell for cell in cells}
         try:
-            for ready in as_completed(running):
-                yield running[ready], ready.result()
+            yield from _ready(running)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
+def _ready(running: dict[Future[list[Row] | Missing], Cell]) -> Iterator[Measured]:
+    """As they come. After one has failed no more begin; those that run are waited for."""
+    failed: Exception | None = None
+    for ready in as_completed(running):
+        try:
+            yield running[ready], ready.result()
+        except CancelledError:
+            continue
+        except Exception as error:
+            failed = failed or error
+            for other in running:
+                other.cancel()
+    if failed:
+        raise failed
+
+
 def _try(
     measure: Callable[[Settings, Cell], list[Row]], settings: Settings, cell: Cell
-) -> list[Row] | DataError:
+) -> list[Row] | Missing:
     try:
         return measure(settings, cell)
-    except DataError as error:
+    except MISSING as error:
         return error
 
 
@@ -106,6 +114,21 @@ def chosen(study: Study, settings: Settings, only: Sequence[str]) -> list[Cell]:
 
 def _words(cell: Cell) -> str:
     return ", ".join(f"{v:,}" if isinstance(v, int) else str(v) for v in cell.values())
+
+
+def _page(study: Study, folder: Folder, missing: Sequence[Missing]) -> Page:
+    rows = folder.rows()
+    if missing and not rows:
+        raise missing[0]
+    with folder.rows_of(study):
+        page = study.page(rows)
+        _draw(page, folder)
+    if missing:
+        raise type(missing[0])(
+            f"study {study.name} left out {len(missing)} of its runs: {missing[0]} "
+            "The same command measures them when that is mended."
+        )
+    return page
 
 
 def _draw(page: Page, folder: Folder) -> None:

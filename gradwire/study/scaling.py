@@ -1,8 +1,11 @@
-"""Table 2 beside the planner, and what each method costs as workers are added."""
+"""Table 2 beside the planner and the lab, and what each method costs as workers are added."""
 
 from collections.abc import Sequence
 
+from gradwire.bench.job import Job
+from gradwire.bench.start import bench_step
 from gradwire.plan import paper
+from gradwire.plan.compare import compare
 from gradwire.plan.machine import machine
 from gradwire.plan.network import Network, link_rate
 from gradwire.plan.planner import plan_for
@@ -27,14 +30,26 @@ WAYS = (
 )
 
 
+RANKS, BATCH, SECONDS = 4, 32, 3.0
+
+
 def cells(settings: Settings) -> list[Cell]:
-    """The table, each network's growth, and the large model's."""
-    return [{"what": "table"}, *({"what": name} for name in (*paper.TABLE, "70B"))]
+    """The table, each network's growth, the large model's, and in full what the lab measures."""
+    found: list[Cell] = [{"what": name} for name in ("table", *paper.TABLE, "70B")]
+    if settings.small:
+        return found
+    return found + [{"what": "lab", "model": model, "ranks": RANKS} for model in paper.TABLE]
 
 
 def measure(settings: Settings, cell: Cell) -> list[Row]:
-    """Predictions only: the lab's measurements are a page of benchmarks/results."""
+    """Predictions; of the lab, which needs Linux and root, training steps on its links."""
     what = cell["what"]
+    if what == "lab":
+        job = Job(
+            cell["model"], ("noop", *paper.METHODS), batch=BATCH, seconds=SECONDS, link=LINK,
+            values="fp32", indices="int32", device=settings.device,
+        )  # fmt: skip
+        return [cell | {"row": row} for row in bench_step(job, cell["ranks"], lambda text: None)]
     if what == "table":
         found, rows = paper.check()
         constants = {"rate": found.rate, "step": found.step, **found.select}
@@ -67,7 +82,8 @@ def _grown(what: str, workers: int) -> list[Row]:
 def page(rows: Sequence[Row]) -> Page:
     """The table side by side; seconds against workers, a chart a network."""
     table = [row for row in rows if row["what"] == "table"]
-    grown = [row for row in rows if row["what"] != "table"]
+    lab = [row["row"] for row in rows if row["what"] == "lab"]
+    grown = [row for row in rows if row["what"] not in ("table", "lab")]
     tables, says = [], ""
     if table:
         new = [abs(row["error"]) for row in table if not row["fitted"]]
@@ -79,6 +95,11 @@ def page(rows: Sequence[Row]) -> Page:
             f"{c['gaussiank']:.1f} ns an entry for topk, dgc and gaussiank. "
         )
         tables.append(_side_by_side(table))
+    if lab:
+        tables.append(_measured(lab))
+        errors = [abs(c.error) for c in compare(lab)]
+        says += f"In the lab {sum(e <= 0.15 for e in errors)} of {len(errors)} steps are within "
+        says += "15 % of the planner. "
     says += "Everything else here is computed by the planner, not measured."
     names = dict.fromkeys(row["what"] for row in grown)
     charts = [_chart(name, [r for r in grown if r["what"] == name]) for name in names]
@@ -96,6 +117,22 @@ def _side_by_side(rows: Sequence[Row]) -> Table:
         body.append([model, "fitted" if own["dense"]["fitted"] else "predicted", *cells])
     note = "The paper's seconds an iteration / ours (error). 16 V100, 4 nodes, 10 GbE, k = 0.001 d."
     return Table("Table 2", ["", "", *paper.METHODS], body, note)
+
+
+def _measured(rows: Sequence[Row]) -> Table:
+    """Steps on the lab's links, with what the planner says of them."""
+    body = []
+    for c in compare(rows):
+        noop = next(r["noop_seconds"] for r in rows if r["model"] == c.model)
+        times = f"{1e3 * c.measured:.4g}", f"{1e3 * c.prediction.seconds:.4g}", f"{c.error:+.1%}"
+        seconds = paper.TABLE[c.model][0][paper.METHODS.index(c.method)]
+        theirs = f"{seconds / paper.compute(c.model):.2f}"
+        body.append([c.model, c.method, *times, f"{c.measured / noop:.2f}", theirs])
+    note = f"{RANKS} ranks on one device, a link of {LINK} each, batch {BATCH}, fp32, k = 0.001 d: "
+    note += "medians. Over computing: the step over one that sends nothing; the paper's is of 16 "
+    note += "V100, four on a link."
+    columns = ["", "method", "measured, ms", "planner, ms", "error", "over computing", "paper"]
+    return Table("Measured in the lab", columns, body, note)
 
 
 def _chart(name: str, rows: Sequence[Row]) -> Chart:

@@ -37,7 +37,7 @@ BUDGETS, SMALL_BUDGETS = (40.0, 10.0), (40.0,)
 SKETCHES = ("topk/sketched", "topk/gs-sgd")
 RUN: dict[str, Any] = {
     "model": "resnet20",
-    "epochs": 12,
+    "epochs": 6,
     "batch": 32,
     "lr": 0.4,
     "weight_decay": 1e-4,

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from gradwire.plan.network import LATENCY, link_rate
 from gradwire.report.chart import GREY, Chart, Line
+from gradwire.report.curves import COLOURS
 from gradwire.report.outcome import size
 from gradwire.study.study import Page, Row, Table, listed
 
@@ -22,7 +23,8 @@ def page(rows: Sequence[Row]) -> Page:
     if found:
         says.append(_says_recall(found))
         tables.append(_recall_table(found))
-        charts += [_recall_chart(found, "recall"), _recall_chart(found, "energy")]
+        for model in dict.fromkeys(r["model"] for r in found):
+            charts.append(_recall_chart(model, [r for r in found if r["model"] == model]))
     if runs:
         says.append(_says_runs(runs))
         tables.append(_run_table(runs))
@@ -49,15 +51,16 @@ def _says_recall(rows: Sequence[Row]) -> str:
     )
 
 
-def _recall_chart(rows: Sequence[Row], name: str) -> Chart:
+def _recall_chart(model: str, rows: Sequence[Row]) -> Chart:
     lines = []
-    for label in dict.fromkeys(map(_label, rows)):
-        own = sorted((r["ratio"], r[name][MIDDLE]) for r in rows if _label(r) == label)
-        xs, ys = zip(*own, strict=True)
-        lines.append(Line(label, xs, ys, "dots"))
-    what = "the k largest entries" if name == "recall" else "their energy"
-    caption = f"Share of {what} that a sketch finds, 4 candidates for each of k = 0.001 d"
-    chart = Chart(f"sketch-{name}", caption, "d / cells of the table", "share", lines, log_x=True)
+    for recipe, colour in zip(dict.fromkeys(r["recipe"] for r in rows), COLOURS, strict=False):
+        own = sorted((r for r in rows if r["recipe"] == recipe), key=lambda r: r["ratio"])
+        for name, style in (("recall", "dots"), ("energy", "dotted")):
+            ys = [r[name][MIDDLE] for r in own]
+            label = f"{recipe}, {name}"
+            lines.append(Line(label, [r["ratio"] for r in own], ys, style, colour))
+    caption = f"u of {model}: the share of the k largest that a sketch finds, and of their energy"
+    chart = Chart(f"sketch-{model}", caption, "d / cells of the table", "share", lines, log_x=True)
     return chart.within(0, 1.05)
 
 
@@ -66,17 +69,20 @@ def _recall_table(rows: Sequence[Row]) -> Table:
     body = []
     for label in dict.fromkeys(map(_label, rows)):
         own = {r["ratio"]: r for r in rows if _label(r) == label}
-        some = next(iter(own.values()))
-        shares = [
-            f"{own[x]['recall'][MIDDLE]:.2f} / {own[x]['energy'][MIDDLE]:.2f}" if x in own else ""
-            for x in ratios
-        ]
-        body.append([label, f"{some['d']:,}", str(some["steps"]), f"{some['tail']:.1f}", *shares])
-    note = "Recall / energy, of the mean u of the workers, five rows, four candidates for each of "
-    note += "the k, the mean of three sketches. u is that of workers who train with the exchange "
-    note += "named: what they send is missing from its tail. The papers give no such numbers."
-    columns = ["u", "d", "step", "tail index", *(f"d / cells = {x:g}" for x in ratios)]
+        tail = next(iter(own.values()))["tail"]
+        body.append([label, f"{tail:.1f}", *(_shares(own[x]) if x in own else "" for x in ratios)])
+    note = f"Recall and energy, of the mean u of the workers after {rows[0]['steps']} steps; five "
+    note += "rows, four candidates for each of the k, the mean of three sketches. u is that of "
+    note += "workers who train with the exchange named: what they send is missing from its tail. "
+    note += "The papers give no such numbers."
+    columns = ["d / cells of the sketch:", "tail index", *(f"{x:g}" for x in ratios)]
     return Table("What a sketch finds in real u", columns, body, note)
+
+
+def _shares(row: Row) -> str:
+    """ ".48, .74": a wide table has no room for zeros."""
+    both = (f"{row[name][MIDDLE]:.2f}".removeprefix("0") for name in ("recall", "energy"))
+    return ", ".join(both)
 
 
 def _name(row: Row) -> str:

@@ -69,6 +69,11 @@ def bound_holds(u: Tensor, k: int) -> bool:
 def profile(u: Tensor, points: int) -> tuple[list[float], list[float]]:
     """Figure 3(b): i/d, and the i-th largest square over the largest, at `points` places."""
     squares = u.double().square().sort(descending=True).values
-    places = torch.linspace(0, u.numel() - 1, points).round().long()
-    shares = places.double() / (u.numel() - 1)
-    return shares.tolist(), (squares[places] / squares[0]).tolist()
+    at = places(u.numel(), points)
+    return (at.double() / (u.numel() - 1)).tolist(), (squares[at] / squares[0]).tolist()
+
+
+def places(size: int, points: int) -> Tensor:
+    """`points` of the entries 0 to size - 1, evenly spread, both ends among them."""
+    # In fp32 the last of 66,034,000 is one beyond the end.
+    return torch.linspace(0, size - 1, points, dtype=torch.float64).round().long()

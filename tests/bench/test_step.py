@@ -1,7 +1,10 @@
 """What `gradwire bench step` refuses, its rows and its timelines, on ranks without a lab."""
 
+import itertools
 import json
 import re
+import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +13,8 @@ import torch.distributed as dist
 from gradwire.bench.contender import Contender, Task
 from gradwire.bench.job import Job
 from gradwire.bench.laps import laps, quantiles
-from gradwire.bench.step import Turn, _affordable, measure_steps
+from gradwire.bench.step import _affordable, measure_steps
+from gradwire.bench.step_row import Turn
 from gradwire.bench.trace import COMPUTE, Span, chrome, file_name
 from gradwire.errors import ConfigError
 from gradwire.stages import STAGES
@@ -59,6 +63,28 @@ def test_a_method_that_takes_too_long_gets_fewer_steps():
     assert _affordable(turn, 10, 1.0) == 1  # one row says more than none
     turn.times = [2.0, 2.0, 2.0]
     assert _affordable(turn, 10, 7.0) == 0
+
+
+def limited(rank, job):
+    """Rows under a limit, by a clock that says a second more at every look."""
+    from gradwire.bench import step
+
+    seconds = itertools.count()
+    step.time = SimpleNamespace(monotonic=lambda: float(next(seconds)))
+    try:
+        return rows_on_a_rank(rank, job)
+    finally:
+        step.time = time
+
+
+def test_a_limit_leaves_the_rows_there_are(ranks):
+    methods = ("noop", "dense", "topk", "dgc")
+    # Three looks are before half of the time: the last method is not made ready. Three more are
+    # before its end, a round each. The others are compared with noop, which has all of its rounds.
+    job = Job("fnn3", methods, batch=2, iterations=30, at_most=7.0)
+    for rows in ranks.run(2, limited, job):
+        assert [row["iterations"] for row in rows] == [30, 20, 10, 0]
+        assert rows[-1]["why"] == "at_most=7 s were over"
 
 
 def test_laps_leave_the_first_step_out():
@@ -131,11 +157,11 @@ def test_bytes_and_stages_of_our_own(measured):
 def test_what_a_method_does_alone(measured):
     rows = {row["method"]: row for row in measured[0][0]}
     assert rows["noop"]["alone"] == rows["barrier"]["alone"] == {}
-    assert set(rows["dense"]["alone"]) == set(rows["powersgd-1"]["alone"]) == {"hook"}
+    assert set(rows["dense"]["alone"]) == set(rows["powersgd-1"]["alone"]) == {"step"}
     for name in NAMES[-2:]:
         alone = rows[name]["alone"]
-        assert set(alone) == set(STAGES) - {"exchange"}
-        assert all(seconds > 0 for seconds in alone.values())
+        assert set(alone) == set(STAGES) - {"exchange"} | {"step"}
+        assert all(alone[name] > 0 for name in STAGES if name != "exchange")
     assert measured[0][0][-1]["alone"] == measured[0][1][-1]["alone"]
 
 

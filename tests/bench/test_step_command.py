@@ -69,13 +69,16 @@ def test_json_is_one_object_a_row(main, monkeypatch):
 
 def test_the_tables(main, monkeypatch):
     failed = {**ROW, "method": "bf16", "seconds": {}, "stages": {}, "why": "needs NCCL"}
-    monkeypatch.setattr(start, "run_ranks", answering(ROW, failed))
+    slow = dict.fromkeys(ROW["seconds"], 12.345)
+    long = {**ROW, "method": "dense:bundle_mb=1000", "seconds": slow}
+    monkeypatch.setattr(start, "run_ranks", answering(ROW, failed, long))
     code, out, _ = main("--model", "fnn3", "--ranks", "2", "--device", "cpu")
     assert code == 0
     assert "100 Mbit/s" in out
     assert "bf16: needs NCCL" in out
     assert re.search(r"topk +200 +100 +300 +50 +0\.500 +1\.234k +100 +-95", out)
     assert re.search(r"topk +3 +1 +1 +1 +1 +1", out)
+    assert "dense:bundle_mb=1000 12,345 12,345 12,345" in re.sub(" +", " ", out)  # nothing is cut
 
 
 @pytest.mark.parametrize(
@@ -95,6 +98,7 @@ def test_ranks_that_fail_are_one_line(main, monkeypatch, answer, said):
     [
         (["--model", "vgg61"], "error: unknown model 'vgg61'. Did you mean 'vgg16'?"),
         (["--link", "fast"], "error: link must be a number and kbit"),
+        (["--latency", "5ms"], "error: latency=0.005 s is the lab's: give a link too"),
         (["--ranks", "0"], "error: ranks must be at least 1, got 0"),
         (["--model", "vgg16", "--ranks", "4000"], "error: ranks=4000 need "),
     ],

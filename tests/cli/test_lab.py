@@ -40,6 +40,7 @@ def root(monkeypatch):
     [
         (["--link", "fast", "true"], "error: link must be a number and kbit"),
         (["--ranks", "1", "true"], "error: ranks must be from 2"),
+        (["--latency", "5", "true"], "error: latency must be a number and s, ms or us"),
         (["no-such-program"], "error: command 'no-such-program' is not found"),
     ],
 )
@@ -69,7 +70,7 @@ def test_options_after_the_command_are_its_own(main, root, monkeypatch):
 
     monkeypatch.setattr(plumbing.Lab, "__enter__", lambda self: self)
     monkeypatch.setattr(plumbing.Lab, "close", lambda self: None)
-    monkeypatch.setattr(plumbing.Lab, "measure", lambda self: [1e8])
+    monkeypatch.setattr(plumbing.Lab, "describe", lambda self: "")
     monkeypatch.setattr(processes, "run_ranks", stop)
     for dashes in ([], ["--"]):
         code, _, err = main("--ranks", "3", *dashes, "python3", "x.py", "--ranks", "9", "-h")

@@ -46,7 +46,8 @@ def test_a_table_the_reason_and_a_page(main, tmp_path):
 
 def test_the_paper_is_shown_side_by_side(main):
     _, out, _ = main("--check", "paper")
-    assert len(out.splitlines()) == 16
+    assert len(out.splitlines()) == 17
+    assert out.endswith("16 of 16 within 15%\n")
     assert "+8.7%" in out
 
 
@@ -58,6 +59,7 @@ def test_the_paper_is_shown_side_by_side(main):
         ([*SMALL, "--params", "many"], "params must be a number such as 25557032, 7B; got 'many'"),
         ([*SMALL, "--density", "a"], "density takes numbers with commas between, got 'a'"),
         ([*SMALL, "--link", "1tbit"], "link must be a number and kbit, mbit or gbit"),
+        ([*SMALL, "--html", "plan.pdf"], "--html takes a name that ends in .html"),
         ([*SMALL, "--gpu", "h20"], "unknown gpu 'h20'. Did you mean 'h200'?"),
     ],
 )

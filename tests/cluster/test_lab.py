@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ import pytest
 from gradwire.cluster import lab as plumbing
 from gradwire.cluster.lab import NAMESPACES, Lab, check_memory, remove_left
 from gradwire.cluster.processes import check_command, rank_environment, run_ranks
-from gradwire.cluster.rate import parse_rate, show_rate
+from gradwire.cluster.rate import parse_rate, round_trip, show_rate, show_time
 from gradwire.errors import ConfigError, LabError
 
 
@@ -59,6 +60,12 @@ def test_a_rate_that_cannot_be_shaped_is_refused(text):
 def test_rates_are_shown_as_people_say_them():
     assert show_rate(95.64e6) == "95.6 Mbit/s"
     assert show_rate(10**10) == "10 Gbit/s"
+
+
+def test_a_round_trip_is_timed():
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as client:
+        assert 0 < round_trip(server, client) < 1
+    assert show_time(0.00512) == "5.12 ms"
 
 
 @pytest.mark.parametrize("ranks", [1, 0, -3, 251])
@@ -128,6 +135,21 @@ def test_links_carry_what_was_asked_and_nothing_is_left(real):
     assert len(rates) == 3
     assert all(0.8 < rate / 50e6 < 1.3 for rate in rates)
     assert names() == []
+
+
+def test_latency_is_measured_and_said(real):
+    with Lab(2, "50mbit", "20ms") as lab:
+        said = lab.describe()
+        assert said.startswith("lab: 2 ranks, asked 50 Mbit/s and 20 ms, measured 4")
+        assert 20 <= float(said.rpartition(" and ")[2].removesuffix(" ms")) < 40
+        assert 0.8 < lab.measured / 50e6 < 1.0
+    assert names() == []
+
+
+@pytest.mark.parametrize(("text", "said"), [("2s", "at most 1 s, got 2 s"), ("5", "such as 50us")])
+def test_a_latency_that_is_none_is_refused(text, said):
+    with pytest.raises(ConfigError, match=said):
+        Lab(2, "1gbit", text)
 
 
 def test_a_link_that_is_not_reached_is_an_error(real):

@@ -19,7 +19,10 @@ MEASURED = [
     ("alexnet", "bf16", "", None, 0.00766, 0.1614),
     ("alexnet", "topk:bundle_mb=100", "allgather", 100_000_000, 0.00766, 0.01239),
     ("alexnet", "topk:bundle_mb=1000", "allgather", 1_000_000_000, 0.00766, 0.01053),
+    ("alexnet", "powersgd-1", "", None, 0.00772, 0.01406),
     ("vgg16", "dense", "", None, 0.06116, 0.7364),
+    ("vgg16", "powersgd-1", "", None, 0.06157, 0.07583),
+    ("vgg16", "powersgd-4", "", None, 0.06157, 0.08553),
     ("vgg16", "bf16", "", None, 0.06116, 0.4177),
     ("vgg16", "topk", "allgather", 25_000_000, 0.06116, 0.06816),
     ("vgg16", "topk:bundle_mb=1000", "allgather", 1_000_000_000, 0.06116, 0.06640),
@@ -46,7 +49,7 @@ def test_a_gpus_rows_are_predicted_within_15_percent():
 
 def test_rows_that_nothing_is_known_of_are_left_out(tmp_path):
     file = tmp_path / "rows.jsonl"
-    other = [row | {"method": name} for row in rows() for name in ("noop", "powersgd-1")]
+    other = [row | {"method": name} for row in rows() for name in ("noop", "barrier", "odd")]
     file.write_text("\n".join(map(json.dumps, other)) + "\n")
     assert compare(read_rows(file)) == []
 
@@ -57,3 +60,53 @@ def test_files_without_rows_are_one_line(tmp_path):
     (tmp_path / "odd.jsonl").write_text("{")
     with pytest.raises(ConfigError, match="holds no JSON rows"):
         read_rows(tmp_path / "odd.jsonl")
+    row = next(rows())
+    for wrong, said in (
+        ([1], "no 'bundle_bytes'"),
+        ({k: v for k, v in row.items() if k != "link"}, "no 'link'"),
+        (row | {"link": {"asked": None, "measured": None}}, "no measured link"),
+    ):
+        (tmp_path / "odd.jsonl").write_text(json.dumps(wrong))
+        with pytest.raises(ConfigError, match=f"than those of bench step: {said}"):
+            read_rows(tmp_path / "odd.jsonl")
+
+
+def lab_rows(rate):
+    """A run of two Gloo ranks: `alone` was measured at 100 Mbit/s only."""
+    shared = {
+        "model": "fnn3", "ranks": 2, "density": 0.01, "device": "x86_64", "cores": 4,
+        "values": "bf16", "indices": "packed", "bundle_bytes": 25_000_000, "noop_seconds": 0.01,
+        "link": {"asked": rate, "measured": rate, "latency": 0.002},
+    }  # fmt: skip
+    ours = {"accumulate": 0.002, "compress": 0.001, "encode": 0.001, "decode": 0.002, "step": 0.007}
+    alone = {"dense": {"step": 0.0}, "powersgd-1": {"step": 0.004}, "topk": ours}
+    for method in ("noop", "barrier", "dense", "powersgd-1", "topk"):
+        yield shared | {
+            "method": method, "exchange": "allgather" if method == "topk" else "",
+            "seconds": {"median": 0.016 if method == "barrier" else 0.01},
+            "alone": alone.get(method, {}) if rate == 1e8 else {},
+        }  # fmt: skip
+
+
+def test_rows_that_there_was_no_time_for_are_left_out():
+    late = [row | {"seconds": {}, "noop_seconds": None} for row in lab_rows(1e8)]
+    assert compare(late) == []
+
+
+def test_computing_is_the_barriers_and_own_work_is_what_was_measured_alone():
+    found = {(c.method, c.link): c for c in compare([*lab_rows(1e8), *lab_rows(1e7)])}
+    assert len(found) == 6
+    assert all(c.alone for c in found.values())
+    for link in (1e8, 1e7):
+        dense, low, topk = (found[name, link] for name in ("dense", "powersgd-1", "topk"))
+        assert {c.prediction.compute for c in (dense, low, topk)} == {0.012}
+        rate = link / 8
+        # fnn3 is 784-256-10: 199,210 entries, one bundle. All-reduce of two: 2 rounds of 2 ms.
+        sent = dense.prediction.bytes / rate + 2 * 0.002
+        assert dense.prediction.seconds == pytest.approx(0.012 + sent)
+        # Three all-reduces, in one bucket.
+        assert low.prediction.exchange == pytest.approx(low.prediction.bytes / rate + 6 * 0.002)
+        assert low.prediction.decode == 0.004
+        # One round to compare, one to exchange.
+        wire = topk.prediction.bytes / rate + 2 * 0.002
+        assert topk.prediction.seconds == pytest.approx(0.012 + 0.007 + wire)

@@ -5,7 +5,7 @@ import torch
 
 from gradwire.plan import measure
 from gradwire.plan.auto import SKIPPED, Auto
-from gradwire.plan.measure import measure_link, measure_machine, node_count
+from gradwire.plan.measure import LARGE, measure_link, measure_machine, node_count
 from gradwire.stages import Clock
 
 CPU = torch.device("cpu")
@@ -23,6 +23,21 @@ def test_rate_and_latency_are_found_again(monkeypatch):
     rate, latency = measure_link(gather, 4, CPU)
     assert rate == pytest.approx(1e7, rel=0.01)
     assert latency == pytest.approx(0.02, rel=0.01)
+
+
+@pytest.mark.parametrize(("slowest", "largest"), [(0.01, LARGE), (0.04, LARGE // 16)])
+def test_ranks_agree_on_how_much_they_send(slowest, largest):
+    """The slowest of them decides: this one is fast."""
+    sizes = []
+
+    def gather(mine):
+        if mine.is_floating_point():
+            return torch.tensor([[float(mine)], [slowest]])
+        sizes.append(mine.numel())
+        return mine
+
+    measure_link(gather, 2, CPU)
+    assert max(sizes) == largest
 
 
 def test_one_rank_has_no_link():

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 import gradwire
+from gradwire.cluster.rate import parse_time
 from gradwire.errors import ConfigError
-from gradwire.plan.network import link_rate, parse_time
+from gradwire.plan.network import link_rate
+from gradwire.plan.ways import ARRIVES
 
 TOPK = {"methods": ("topk",), "gpu": "v100"}
 
@@ -35,6 +37,9 @@ def test_a_fast_link_is_not_worth_compressing_for_and_it_says_from_where_on():
     assert chosen.fields["method"] == "dense"
     assert chosen.reason.startswith("do not compress")
     assert "Compressing would pay below" in chosen.reason
+    sparse = [p for p in found.predictions if p.way.exchange in ARRIVES]
+    fastest = min(sparse, key=lambda p: p.seconds).way
+    assert f"{fastest.name} at density {fastest.density:g}" in chosen.reason
     turn = 8 * chosen.changes_at / 0.956
     slower = gradwire.plan("resnet50", workers=16, link=0.9 * turn, **TOPK).recommendation
     faster = gradwire.plan("resnet50", workers=16, link=1.1 * turn, **TOPK).recommendation

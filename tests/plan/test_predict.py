@@ -10,6 +10,7 @@ from gradwire.exchange import EXCHANGES
 from gradwire.plan.machine import CPU, CUDA, MACHINES, Machine, machine
 from gradwire.plan.network import Network
 from gradwire.plan.predict import Way, predict
+from gradwire.plan.work import Work
 from gradwire.plan.workload import by_count, by_name, by_shapes
 
 FREE = Machine("free", 1e30, 1e30, replace(CUDA, bundle=0.0))
@@ -46,6 +47,19 @@ def test_local_work_is_never_hidden():
     slow = Machine("slow", 1e6, 1.0)
     p = predict(Way("topk", "allgather", density=0.01), load, slow, Network(4, 4, 1e12, 0.0), 1.01)
     assert p.exposed == pytest.approx(p.compress + p.encode + p.decode, rel=1e-3)
+
+
+def test_local_work_with_a_core_of_its_own_is_hidden_but_for_the_last_bundle():
+    load = by_shapes([[250_000]] * 4, "four", 3.0)
+    network, way = Network(4, 4, 1e12, 0.0), Way("topk", "allgather", density=0.01)
+    own = Work(0.04, 0.0, 0.04)
+    free, taken = (
+        predict(way, load, replace(FREE, beside=beside), network, 1.0, own)
+        for beside in (True, False)
+    )
+    assert (free.bundles, taken.bundles) == (4, 4)
+    assert free.exposed == pytest.approx(0.02, rel=1e-2)
+    assert taken.exposed == pytest.approx(0.08, rel=1e-3)
 
 
 def test_a_density_that_sends_more_than_dense_is_sent_dense():

@@ -34,7 +34,15 @@ def test_the_page_has_the_union_by_workers(rows):
     assert 1 < float(table["topk/allgather"][0]) < float(table["topk/allgather"][1]) < 4
     assert table["topk/gtopk"][0] == ""
     assert "4 workers, k = 0.001 d: the update has topk/allgather" in page.says
-    assert [chart.name for chart in page.charts] == ["workers", "steps"]
+    assert table["topk/allgather"][-2] == "1.00 to 1.00"
+    names = ["workers", "union-steps", "sent-steps", "choosing"]
+    assert [chart.name for chart in page.charts] == names
+    union, sent, choosing = page.charts[1:]
+    assert union.lines[0].ys == [r["union"] for r in rows[3:6]]
+    assert sent.lines[0].ys == pytest.approx([1, 1, 1])
+    shares = [100 * rows[i]["compress"] for i in (2, 5)]
+    assert choosing.lines[0].ys == pytest.approx(shares)
+    assert shares[0] > 0
 
 
 def test_choices_without_anything_in_common():

@@ -3,6 +3,7 @@ import pytest
 from gradwire.compress import METHODS
 from gradwire.study import convergence, operators
 from gradwire.study.study import Settings
+from gradwire.train.options import resolve
 
 SMALL = Settings(small=True)
 
@@ -50,8 +51,8 @@ def test_a_study_that_was_stopped_before_the_first_pair_says_so():
 
 
 def test_a_run_gives_a_row_an_epoch(monkeypatch):
-    monkeypatch.setitem(convergence.SMALL, "fnn3", {"epochs": 2, "batch": 100, "lr": 0.1})
-    cell = {"model": "fnn3", "recipe": "topk/union", "seed": 1}
+    monkeypatch.setitem(convergence.SMALL, "fnn3", {"epochs": 9, "batch": 100, "lr": 0.1})
+    cell = {"model": "fnn3", "recipe": "topk/union", "seed": 1, "epochs": 2}
     found = convergence.measure(SMALL, cell)
     assert [row["epoch"] for row in found] == [1, 2]
     assert found[0]["bytes"] * 2 == found[1]["bytes"] > 0
@@ -79,7 +80,12 @@ def test_only_what_this_version_has_is_asked_for():
 
 def test_operators_measures_the_floor_torch_and_every_method():
     found = operators.measure(SMALL, {"millions": 1})
-    assert {row["method"] for row in found} == {"floor", "torch.topk", *METHODS}
+    assert {row["method"] for row in found} == {
+        "floor",
+        "torch.topk",
+        *METHODS,
+        operators.AS_RELEASED,
+    }
     page = operators.page(found)
     table = {row[0]: row for row in page.tables[0].rows}
     assert table["torch.topk"][3] == "13.6"
@@ -100,3 +106,22 @@ def test_a_small_study_has_one_sketch_and_a_whole_one_both():
         cells = [c for c in convergence.cells(settings) if c["model"] in ("fnn3", "resnet20")]
         found = {n: [c["seed"] for c in cells if c["recipe"] == n] for n in convergence.SLOW}
         assert found == {"topk/sketched": [] if settings.small else seeds, "topk/gs-sgd": seeds}
+
+
+def test_convergence_has_all_that_the_papers_compare():
+    options = {}
+    for name in convergence.WANTED:
+        given = {"model": "fnn3", "method": name.partition(" ")[0], "workers": 2}
+        options[name] = resolve(given | convergence.WANTED[name]).config()
+    assert {c.method for c in options.values()} == {"dense", "topk", "randk", "gaussiank", "dgc"}
+    assert {"gtopk", "sketched", "gs-sgd"} < {c.exchange for c in options.values()}
+    assert options["dgc/allgather with momentum"].momentum == 0.9
+    feedback = METHODS["randk"].feedback
+    found = [feedback(c.method_options) for c in options.values() if c.method == "randk"]
+    assert found == [True, False]
+
+
+def test_convergence_can_be_cut_down():
+    cells = convergence.cells(Settings(seeds=1, epochs=7, seed=2))
+    assert {(cell["seed"], cell["epochs"]) for cell in cells} == {(2, 7)}
+    assert {c["epochs"] for c in convergence.cells(Settings())} == {120, 20, 40}

@@ -10,14 +10,15 @@ RUN = {"workers": 3, "method": "topk/union", "density": 0.02, "weight_decay": 1e
 
 def crew(every=2, keep=False, **more):
     run = options(**RUN | more)
-    return LocalGraph(run, load(run), every, keep=keep)
+    return LocalGraph(run, load(run), every, keep_unsent=keep)
 
 
-def test_it_is_local_steps():
+@pytest.mark.parametrize("keep", [False, True])
+def test_it_is_local_steps(keep):
     run = options(**RUN)
     local = {"every": 2, "outer": "average", "method": "topk/union", "density": 0.02}
-    local |= {"values": "fp32", "indices": "int32"}
-    slow, fast = LocalCrew(run, load(run), 6, flush=True, **local), crew()
+    local |= {"values": "fp32", "indices": "int32", "keep_unsent": keep}
+    slow, fast = LocalCrew(run, load(run), 6, flush=True, **local), crew(keep=keep)
     for step in range(6):
         if step == 5:
             fast.flush()

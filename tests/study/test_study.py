@@ -1,18 +1,24 @@
+import errno
 import json
+import os
 import re
 import sys
+import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("matplotlib")
 
-from gradwire.errors import ConfigError, StateError
+from gradwire.data import DataError
+from gradwire.errors import ConfigError, LabError, StateError
 from gradwire.report import ReportError
-from gradwire.report.chart import Chart, Line, png, shades, svg
+from gradwire.report.chart import Chart, Line, _draw, png, shades, svg
 from gradwire.report.studies import write_studies
 from gradwire.study import STUDIES, bounds
 from gradwire.study.folder import Folder, studies_in
-from gradwire.study.run import run_study
+from gradwire.study.run import chosen, run_study
 from gradwire.study.study import Page, Settings, Study, Table, listed
 
 SMALL = Settings(small=True)
@@ -88,6 +94,114 @@ def test_a_disk_that_takes_nothing_is_one_line(tmp_path):
         run(made([]), tmp_path)
 
 
+def test_a_full_disk_is_one_line_and_the_study_goes_on_from_there(tmp_path):
+    measured = []
+    run(made(measured, cells=1), tmp_path)
+    rows = tmp_path / "bounds" / "rows.jsonl"
+    kept = rows.read_bytes()
+    rows.unlink()
+    rows.symlink_to("/dev/full")
+    with pytest.raises(StateError, match=r"rows.jsonl cannot be written: No space left on device"):
+        run(made([]), tmp_path)
+    rows.unlink()
+    rows.write_bytes(kept)
+    run(made(measured), tmp_path)
+    assert measured == [0, 1, 2]
+
+
+@pytest.mark.parametrize("name", ["squares.png", "report.html"])
+def test_pictures_and_report_say_so_too_when_the_disk_is_full(tmp_path, monkeypatch, name):
+    monkeypatch.setitem(STUDIES, "bounds", made([]))
+    run(STUDIES["bounds"], tmp_path)
+    write_studies(tmp_path)
+    before = (tmp_path / "report.html").read_bytes()
+
+    def full(*args, **kw):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("gradwire.report.studies.replace", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(StateError, match=rf"{name} cannot be written: No space left on device"):
+        write_studies(tmp_path) if name == "report.html" else run(STUDIES["bounds"], tmp_path)
+    assert (tmp_path / "report.html").read_bytes() == before
+
+
+def lacking(measured, who=(1,), error=DataError):
+    """A study whose data are not all there."""
+    study = made(measured)
+
+    def measure(settings, cell):
+        if cell["n"] in who:
+            raise error("no train.tsv in data. AN4 is the lists.")
+        return study.measure(settings, cell)
+
+    return replace(study, measure=measure)
+
+
+@pytest.mark.parametrize("error", [DataError, LabError])
+def test_missing_data_stop_only_the_runs_that_need_them(tmp_path, error):
+    measured, said = [], []
+    study = lacking(measured, error=error)
+    with pytest.raises(error, match=r"left out 1 of its runs: no train.tsv in data. AN4 .* same"):
+        run_study(study, SMALL, tmp_path, "", said.append)
+    assert measured == [0, 2]
+    assert "2/3  1  left out: no train.tsv in data" in said[1]
+    assert (tmp_path / "bounds" / "squares.png").is_file()
+    page, _ = run(made(measured), tmp_path)
+    assert measured == [0, 2, 1]
+    assert page.says == "3 rows"
+
+
+@pytest.mark.parametrize(
+    ("only", "there", "words"),
+    [
+        ("fnn3", "train-images-idx3-ubyte", r"no train-labels-idx1-ubyte or .*four files"),
+        ("resnet20", "cifar-10-batches-py/test_batch", r"no data_batch_1 in .*data_batch_1 \.\."),
+        ("lstm-an4", "an4/train.tsv", r"train.tsv is empty. AN4 is the lists train.tsv and test"),
+    ],
+)
+def test_part_of_a_data_set_is_named_with_its_layout(tmp_path, only, there, words):
+    """The files that are there are of no use either, so that nothing is trained here."""
+    file = tmp_path / "data" / there
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"")
+    settings = Settings(data_dir=str(tmp_path / "data"))
+    with pytest.raises(DataError, match=words) as caught:
+        run_study(STUDIES["distributions"], settings, tmp_path, "", print, [only, "topk"])
+    assert "\n" not in str(caught.value)
+
+
+def test_without_any_data_there_is_nothing_but_the_reason(tmp_path):
+    with pytest.raises(DataError, match=r"^no train.tsv in data. AN4 is the lists.$"):
+        run(lacking([], (0, 1, 2)), tmp_path)
+
+
+def test_only_some_of_a_study(tmp_path):
+    measured = []
+    run_study(made(measured, cells=5), SMALL, tmp_path, "", print, only=["1, 2,4", "2,4"])
+    assert measured == [2, 4]
+    with pytest.raises(ConfigError, match=r"unknown part of study bounds '7'.*Known: 0, 1, 2$"):
+        run_study(made([]), SMALL, tmp_path, "", print, only=["0,7"])
+    with pytest.raises(ConfigError, match=r"unknown part of study distributions 'resnet50'"):
+        chosen(STUDIES["distributions"], SMALL, ["resnet50"])
+
+
+def test_rows_that_a_page_cannot_read_name_the_version_that_made_them(tmp_path, monkeypatch):
+    monkeypatch.setitem(STUDIES, "bounds", made([]))
+    run(STUDIES["bounds"], tmp_path)
+    path = tmp_path / "bounds" / "rows.jsonl"
+    path.write_text(path.read_text().replace("square", "cube"))
+    words = r"rows that are not those of study bounds: KeyError: 'square'\.{} Measure again"
+    with pytest.raises(StateError, match=words.format("")):
+        write_studies(tmp_path)
+    with pytest.raises(StateError, match=words.format("")):
+        run(STUDIES["bounds"], tmp_path)
+    head = tmp_path / "bounds" / "study.json"
+    head.write_text(head.read_text().replace('"gradwire": "', '"gradwire": "9'))
+    with pytest.raises(StateError, match=words.format(r" They are of gradwire 9.*, this is .*")):
+        write_studies(tmp_path)
+
+
 def test_a_full_study_says_which_files_it_reads(tmp_path):
     with pytest.raises(ConfigError, match=r"study bounds reads mnist, cifar10, ptb: .*--small"):
         run(bounds.STUDY, tmp_path, Settings())
@@ -133,6 +247,16 @@ def test_the_same_rows_give_the_same_pictures():
     assert "currentColor" in svg(chart)
 
 
+def test_the_legend_of_many_lines_stands_beside_them():
+    def width(count):
+        lines = [Line(f"line {i}", [1, 2], [i, i]) for i in range(count)]
+        figure = _draw(Chart("a", "b", "x", "y", lines), "black", "grey")
+        figure.draw_without_rendering()
+        return figure.axes[0].get_position().width
+
+    assert width(10) < 0.9 * width(9)
+
+
 def test_shades_go_from_light_to_dark():
     colours = [int(c[1:3], 16) for c in shades(5)]
     assert colours == sorted(colours, reverse=True)
@@ -146,3 +270,41 @@ def test_names_in_a_row():
         "a and b",
         "a, b and c",
     ]
+
+
+def test_only_a_choosy_study_can_be_asked_for_seeds(tmp_path):
+    with pytest.raises(ConfigError, match=r"study bounds has no --seeds: leave it out"):
+        run(made([]), tmp_path, Settings(small=True, seeds=3))
+
+
+def test_more_seeds_go_on_in_the_same_folder(tmp_path):
+    study = replace(made([]), choosy=True)
+    run(study, tmp_path, Settings(small=True, seeds=1))
+    run(study, tmp_path, Settings(small=True, seeds=2, epochs=3))
+    assert len(Folder(tmp_path, "bounds").rows()) == 3
+
+
+def halves(settings, cell):
+    """Measured in another process, so it has to be found by name."""
+    if "after" in cell:
+        while not Path(cell["after"]).is_file():
+            time.sleep(0.05)
+        raise ConfigError("nine is too many")
+    return [{"n": cell["n"], "square": cell["n"] / 2}]
+
+
+def test_jobs_measure_side_by_side_and_only_the_parent_writes(tmp_path):
+    study = replace(made([]), measure=halves)
+    said = []
+    page = run_study(study, SMALL, tmp_path, "x", said.append, jobs=2)
+    assert page.says == "3 rows"
+    assert sorted(row["square"] for row in Folder(tmp_path, "bounds").rows()) == [0, 0.5, 1]
+    assert [line.split()[1] for line in said] == ["1/3", "2/3", "3/3"]
+
+
+def test_a_job_that_fails_keeps_what_others_measured(tmp_path):
+    cells = [{"n": 1}, {"n": 9, "after": str(tmp_path / "bounds" / "rows.jsonl")}]
+    study = replace(made([]), measure=halves, cells=lambda s: cells)
+    with pytest.raises(ConfigError, match="nine is too many"):
+        run_study(study, SMALL, tmp_path, "x", lambda words: None, jobs=2)
+    assert Folder(tmp_path, "bounds").done() == [{"n": 1}]

@@ -1,0 +1,87 @@
+import math
+
+import pytest
+
+from gradwire.study import accuracy
+from gradwire.study.accuracy_page import page, upper
+from gradwire.study.study import Settings
+
+SMALL = Settings(small=True)
+
+
+def rows(recipe, seed, scores, share=0.002, sent=3, epochs=2):
+    fixed = {"model": "fnn3", "recipe": recipe, "seed": seed, "epochs": epochs, "d": 1000}
+    fixed |= {"residual_bytes": 6400, "loss": 1.0}
+    return [
+        fixed
+        | {"epoch": i, "score": score, "bytes": i * sent, "dense": 100 * i, "steps": 10 * i}
+        | {"entries": share * 1000 * 10 * i}
+        for i, score in enumerate(scores, start=1)
+    ]
+
+
+def pairs(recipe, lost, share=0.002):
+    """Runs that end so many points below dense."""
+    found = []
+    for seed, points in enumerate(lost):
+        found += rows("dense", seed, [0.5, 0.9], 1.0, 100)
+        found += rows(recipe, seed, [0.5, 0.9 - points / 100], share)
+    return found
+
+
+def test_the_limit_is_students():
+    lost = [0.0, 0.1, 0.2, 0.3, 0.0, 0.1, 0.2, 0.3]
+    spread = math.sqrt(sum((x - 0.15) ** 2 for x in lost) / 7)
+    assert upper(lost) == pytest.approx(0.15 + 1.895 * spread / math.sqrt(8))
+    assert upper([0.1]) == math.inf
+    assert upper([0.0, 1.0] * 50) < 0.7
+
+
+def test_the_target_takes_entries_mean_limit_and_seeds():
+    cases = {
+        "good": pairs("good", [0.0, 0.1] * 4),
+        "none": pairs("many", [0.0, 0.1] * 4, share=0.0021)
+        + pairs("some", [0.0, 0.1] * 3)
+        + pairs("low", [0.1, 0.2] * 4)
+        + pairs("wide", [-1.0, 1.1] * 4),
+    }
+    for name, found in cases.items():
+        assert f"is reached by {name}." in page(found).says
+    assert "many comes closest" not in page(cases["none"]).says
+
+
+def test_the_table_pairs_the_seeds():
+    found = pairs("a", [0.1, 0.3]) + rows("a", 5, [0.1, 0.2])
+    body = {row[0]: row[1:] for row in page(found).tables[0].rows}
+    assert body["dense"][:5] == ["90.00", "90.00 to 90.00", "2", "", ""]
+    assert body["a"][2:5] == ["3", "-0.20 +- 0.14", "0.83"]
+    assert body["a"][5:] == ["0.2 %", "3 %", "6 B"]
+
+
+def test_rows_may_come_in_any_order():
+    found = pairs("a", [0.1, 0.3, 0.2])
+    assert page(found) == page(sorted(found, key=lambda r: (r["recipe"] == "dense", -r["epoch"])))
+
+
+def test_a_study_without_a_pair_says_so():
+    assert "no pair of runs within 0.2 % yet" in page(rows("a", 0, [0.5])).says
+
+
+def test_cells_are_chosen_by_seeds_and_epochs():
+    cells = accuracy.cells(Settings(seeds=2, seed=3, epochs=5))
+    assert [(c["seed"], c["epochs"]) for c in cells[:: len(accuracy.RECIPES)]] == [(3, 5), (4, 5)]
+    assert len(accuracy.cells(Settings())) == 8 * len(accuracy.RECIPES)
+
+
+def test_a_run_counts_its_entries_and_repeats(monkeypatch):
+    monkeypatch.setitem(accuracy.SMALL, "batch", 50)
+    cell = {"recipe": "keep-8-half", "seed": 1, "epochs": 5}
+    first, *_, last = found = accuracy.measure(SMALL, cell)
+    assert [row["epoch"] for row in found] == [1, 2, 3, 4, 5]
+    steps, d = last["steps"], last["d"]
+    assert steps == 25
+    # Exchanges after steps 8, 16 and 24, and everything once at the end.
+    assert last["entries"] == 3 * round(0.0104 * d) + d
+    assert first["bytes"] == first["entries"] == 0
+    assert last["dense"] == steps * 2 * 15 * 4 * d
+    assert found == accuracy.measure(SMALL, cell)
