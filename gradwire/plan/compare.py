@@ -83,7 +83,9 @@ def compare(rows: Iterable[Row]) -> list[Compared]:
         load = by_name(row["model"], MACHINES["cpu"], None, computing)
         network = Network(ranks, ranks, link, row["link"].get("latency") or LATENCY)
         own = alone.get(_key(row))
-        found = predict(way, load, _device(row), network, _bundle_mb(row), own and _work(own))
+        found = predict(
+            way, load, _device(row), network, _bundle_mb(row), own and _work(own, _share(row))
+        )
         seconds = row["seconds"]["median"]
         out.append(
             Compared(row["model"], row["method"], ranks, 8 * link, seconds, found, own is not None)
@@ -111,10 +113,13 @@ def _key(row: Row) -> tuple[Any, ...]:
     return tuple(row.get(name) for name in ("device", "cores", "model", "ranks", "method"))
 
 
-def _work(alone: Mapping[str, float]) -> Work:
-    """The stages; what a step grows by beyond them, a thread's turn say, counts as decode."""
-    compress = alone.get("accumulate", 0.0) + alone.get("compress", 0.0)
-    encode, decode = alone.get("encode", 0.0), alone.get("decode", 0.0)
+def _work(alone: Mapping[str, float], share: float) -> Work:
+    """The stages; what a step grows by beyond them, a thread's turn say, counts as decode.
+
+    The median of a stage is that of a rank which had a core; `share` ranks take turns at one.
+    """
+    compress = share * (alone.get("accumulate", 0.0) + alone.get("compress", 0.0))
+    encode, decode = share * alone.get("encode", 0.0), share * alone.get("decode", 0.0)
     more = max(0.0, alone["step"] - compress - encode - decode)
     return Work(compress, encode, decode + more)
 
@@ -151,5 +156,10 @@ def _device(row: Row) -> Machine:
         return replace(known, bandwidth=known.bandwidth / ranks)
     cpu = MACHINES["cpu"]
     costs = replace(cpu.costs, agrees=bool(row["exchange"]))
-    share = max(1.0, ranks / cores)
-    return replace(cpu, bandwidth=cpu.bandwidth / share, costs=costs, beside=cores >= 2 * ranks)
+    bandwidth = cpu.bandwidth / _share(row)
+    return replace(cpu, bandwidth=bandwidth, costs=costs, beside=cores >= 2 * ranks)
+
+
+def _share(row: Row) -> float:
+    """Ranks a core, at least one; on a GPU `alone` was measured with all of them on it."""
+    return 1.0 if _on_gpu(row) else max(1.0, row["ranks"] / row["cores"])

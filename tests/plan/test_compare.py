@@ -110,3 +110,13 @@ def test_computing_is_the_barriers_and_own_work_is_what_was_measured_alone():
         # One round to compare, one to exchange.
         wire = topk.prediction.bytes / rate + 2 * 0.002
         assert topk.prediction.seconds == pytest.approx(0.012 + 0.007 + wire)
+
+
+def test_ranks_that_share_cores_take_turns_at_their_own_work():
+    def topk(cores):
+        rows = [row | {"cores": cores} for row in lab_rows(1e8)]
+        return next(c.prediction for c in compare(rows) if c.method == "topk")
+
+    work = [p.compress + p.encode + p.decode for p in map(topk, (2, 1))]
+    # Stages of 6 ms; a step of 7 alone, and beyond that what two turns take.
+    assert work == pytest.approx([0.007, 0.012])
