@@ -144,6 +144,8 @@ def test_winners_that_the_sample_did_not_see():
         u = vector("gaussian", 32 * 3 * 4096)
         u[32 * 1000 * place : 32 * 1000 * place + 32] *= 1e6
         ways.add(run(u, 20, 32))
+        if "digits" in ways and not ON_GPU:
+            break  # the interpreter takes 13 seconds for each
     assert "digits" in ways
 
 

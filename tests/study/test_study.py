@@ -254,7 +254,7 @@ def test_the_legend_of_many_lines_stands_beside_them():
         figure.draw_without_rendering()
         return figure.axes[0].get_position().width
 
-    assert width(10) < 0.9 * width(9)
+    assert width(7) < 0.9 * width(6)
 
 
 def test_shades_go_from_light_to_dark():
