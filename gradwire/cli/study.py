@@ -19,8 +19,8 @@ def study(
     data_dir: Path | None = typer.Option(None, "--data-dir", help="Folder of the data sets."),
     device: str = typer.Option("auto", help="cpu, cuda, or auto."),
     seed: int = typer.Option(0, "--seed", "-s", min=0, help="Of everything random."),
-    seeds: int = typer.Option(0, min=0, help="How many, from --seed on (accuracy)."),
-    epochs: int = typer.Option(0, min=0, help="Instead of the study's own (accuracy)."),
+    seeds: int = typer.Option(0, min=0, help="How many, from --seed on (accuracy, convergence)."),
+    epochs: int = typer.Option(0, min=0, help="Instead of its own (accuracy, convergence)."),
     only: list[str] = typer.Option(
         [], "--only", help="Measure only what has this in it: `--only fnn3,lenet5 --only topk`."
     ),
