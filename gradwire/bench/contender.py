@@ -36,6 +36,10 @@ class Task:
         self.device = device
         torch.manual_seed(rank + 1)
         self.inputs = examples(known.task, known.shape, self.model, job.batch, device)
+        if device.type == "cuda" and self.inputs.dim() == 4:
+            # As one would train there: convolutions of other layouts take 1.4 times as long.
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            self.inputs = self.inputs.contiguous(memory_format=torch.channels_last)
         with torch.no_grad():
             scores = self.model.eval()(self.inputs[:1])
         self.model.train()

@@ -14,6 +14,8 @@ from gradwire.errors import ExchangeError
 from gradwire.stages import stage
 
 Collective = Callable[..., Any]
+Moves = Sequence[tuple[Tensor, int]]
+"""Tensors, and the rank each goes to or comes from."""
 
 # torch 2.13 renamed it and warns of the old name; 2.11 has only that.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -109,28 +111,35 @@ class DistributedGroup:
 
     def swap(self, tensor: Tensor, to: int | None, source: int | None) -> Tensor | None:
         out = torch.empty_like(tensor)
-        peers = dist.get_process_group_ranks(self.process_group)
-        moves = _moves(
-            [] if to is None else [(tensor, peers[to])],
-            [] if source is None else [(out, peers[source])],
-            self.process_group,
-        )
+        sent = [] if to is None else [(tensor, to)]
+        received = [] if source is None else [(out, source)]
         with stage("exchange"):
-            self._call("swap", tensor, _swap, *moves)
-        self._count(0 if to is None else tensor.nbytes, 1 if moves else 0)
+            self._send_receive("swap", tensor, sent, received)
+        self._count(0 if to is None else tensor.nbytes, 1 if sent or received else 0)
         return out if source is not None else None
 
     def _trade(self, name: str, rows: Tensor, out: Tensor) -> None:
         """Row p of `rows` to rank p, and what rank p has for this one into row p of `out`."""
-        peers = dist.get_process_group_ranks(self.process_group)
         others = [p for p in range(self.size) if p != self.rank]
         out[self.rank] = rows[self.rank]
-        moves = _moves(
-            [(rows[p], peers[p]) for p in others],
-            [(out[p], peers[p]) for p in others],
-            self.process_group,
-        )
-        self._call(name, rows, _swap, *moves)
+        sent, received = [(rows[p], p) for p in others], [(out[p], p) for p in others]
+        self._send_receive(name, rows, sent, received)
+
+    def _send_receive(self, name: str, tensor: Tensor, sent: Moves, received: Moves) -> None:
+        """Tensors to and from ranks, all at once. Gloo sends memory of the host only."""
+        if self.on_stream or self.device.type == "cpu":
+            self._call(name, tensor, _swap, self._peers(sent), self._peers(received))
+            return
+        here = [(torch.empty_like(place, device="cpu"), rank) for place, rank in received]
+        there = [(part.cpu(), rank) for part, rank in sent]
+        self._call(name, tensor, _swap, self._peers(there), self._peers(here))
+        for (place, _), (arrived, _) in zip(received, here, strict=True):
+            place.copy_(arrived)
+
+    def _peers(self, moves: Moves) -> Moves:
+        """The same with ranks of the whole job."""
+        ranks = dist.get_process_group_ranks(self.process_group)
+        return [(tensor, ranks[rank]) for tensor, rank in moves]
 
     def split(self, local: int) -> "tuple[DistributedGroup, DistributedGroup]":
         if local not in self._splits:
@@ -210,17 +219,10 @@ class DistributedGroup:
         return f"{roll_call(self.process_group.group_name, self.size)} "
 
 
-def _moves(
-    sent: Sequence[tuple[Tensor, int]],
-    received: Sequence[tuple[Tensor, int]],
-    group: dist.ProcessGroup,
-) -> list[dist.P2POp]:
+def _swap(sent: Moves, received: Moves, group: dist.ProcessGroup) -> None:
     """Receives before sends: Gloo asks for data on the connection that it sends on, and a request
     behind a large message makes the two directions of a link take turns."""
     moves = [dist.P2POp(dist.irecv, tensor, peer, group) for tensor, peer in received]
-    return moves + [dist.P2POp(dist.isend, tensor, peer, group) for tensor, peer in sent]
-
-
-def _swap(*moves: dist.P2POp, group: dist.ProcessGroup) -> None:
-    for work in dist.batch_isend_irecv(list(moves)) if moves else ():
+    moves += [dist.P2POp(dist.isend, tensor, peer, group) for tensor, peer in sent]
+    for work in dist.batch_isend_irecv(moves) if moves else ():
         work.wait()

@@ -45,10 +45,15 @@ def _local(every: int, lr: float, keep: bool = True, share: float = 0.13) -> Rec
     return Recipe(_union(share * every), lr, every, keep, flush=True)
 
 
+def _coded(method: str, percent: float, values: str, indices: str = "packed") -> dict[str, Any]:
+    return {"method": method, "density": percent / 100, "values": values, "indices": indices}
+
+
 RECIPES: dict[str, Recipe] = {
     "dense": Recipe({"method": "dense"}),
     "topk-0.2": Recipe({"method": "topk/allgather", "density": 0.002}),
     "union-0.13": Recipe(_union(0.13)),
+    "union-0.13-half": Recipe(_union(0.13), 0.5),
     "union-0.2": Recipe(_union(0.2)),
     "union-front": Recipe(_union(0.05, warmup=(0.006, 0.002), warmup_steps=485)),
     "union-momentum": Recipe(_union(0.13, momentum_correction=True, masking=False)),
@@ -59,11 +64,18 @@ RECIPES: dict[str, Recipe] = {
     "weights-8-half": _local(8, 0.5, keep=False),
     "keep-1-half": _local(1, 0.5),
     "keep-8-half": _local(8, 0.5),
-    "all-32-half": Recipe({"method": "dense"}, 0.5, 32, flush=True),
+    "bytes-int4": Recipe(_coded("topk/allgather", 1.0, "int4")),
+    "bytes-union": Recipe(_coded("topk/union", 0.3, "bf16")),
+    "bytes-oktopk": Recipe(_coded("topk/oktopk", 2.45, "bf16")),
+    "bytes-randk": Recipe(_coded("randk/union", 6.3, "bf16", "int32")),
+    "bytes-union-4": Recipe(_coded("topk/union", 1.25, "bf16"), 0.5, 4, flush=True),
+    "bytes-sign-4": Recipe(_coded("topk/allgather", 7.4, "sign", "auto"), 0.5, 4, flush=True),
+    "bytes-sign-8": Recipe(_coded("topk/allgather", 18.5, "sign", "auto"), 0.5, 8, flush=True),
+    "bytes-all-16": Recipe({"method": "dense/dense-bf16"}, 0.5, 16, flush=True),
 }
 """Of the union every worker sends values where any worker chose: it takes 1.5 times the bytes of an
-all-gather, so 0.13 % of it are the bytes of 0.2 %. all-32 averages all weights, for comparison: by
-bytes it belongs here, by entries it does not."""
+all-gather, so 0.13 % of it are the bytes of 0.2 %. bytes-...: more entries in the bytes that 0.2 %
+take as fp32 and int32, for comparison: by entries they do not belong here."""
 
 SMALL_RECIPES = ("dense", "topk-0.2", "union-0.2", "weights-4-half", "keep-8-half")
 

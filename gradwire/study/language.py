@@ -17,7 +17,7 @@ from gradwire.study.local_crew import LocalCrew
 from gradwire.study.study import Cell, Row, Settings, Table, repeatable
 from gradwire.train.options import Options, resolve
 
-WORKERS, LOOKS, SEEDS = 4, 5, 3
+WORKERS, LOOKS, SEEDS = 4, 10, 3
 NAMES = {
     "shakespeare": "tiny shakespeare, letters",
     "wikitext2": "WikiText-2, words",

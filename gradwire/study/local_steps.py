@@ -18,7 +18,7 @@ from gradwire.study.language import (
 )
 from gradwire.study.study import Cell, Page, Row, Settings, Study, listed
 
-EVERY, STEPS, SMALL_STEPS = 30, {"gpt-micro": 4200, "gpt-nano": 1500}, 150
+EVERY, STEPS, SMALL_STEPS = 30, {"gpt-micro": 4200, "gpt-nano": 4000}, 150
 INT4: dict[str, Any] = {"every": EVERY, "density": 0.1, "indices": "auto"}
 SIGN: dict[str, Any] = {"every": EVERY, "density": 0.168, "indices": "auto", "values": "sign"}
 WHOLE: dict[str, Any] = {"every": EVERY, "method": "dense", "values": "fp32", "indices": "int32"}

@@ -3,7 +3,6 @@
 import torch
 import torch.distributed as dist
 
-from gradwire.cluster import group as module
 from gradwire.cluster.group import DistributedGroup
 
 
@@ -14,9 +13,18 @@ def traded(rank):
     assert not rows.is_contiguous()
     received = group.all_to_all(rows)
     sent = group.bytes_sent
-    peer = (rank + 1) % group.size
-    x = torch.zeros(1)
-    order = [move.op.__name__ for move in module._moves([(x, peer)], [(x, peer)], dist.group.WORLD)]
+    order: list[str] = []
+    whole = dist.batch_isend_irecv
+
+    def noted(moves):
+        order.extend(move.op.__name__ for move in moves)
+        return whole(moves)
+
+    dist.batch_isend_irecv = noted
+    try:
+        group.swap(torch.zeros(1), (rank + 1) % group.size, (rank - 1) % group.size)
+    finally:
+        dist.batch_isend_irecv = whole
     return gathered.tolist(), received.tolist(), sent, order
 
 

@@ -158,7 +158,13 @@ def test_no_host_sync_by_any_method(nccl, method):
     assert nccl.run(2, without_sync, {"method": method}) == [10, 10]
 
 
-CODES = [("bf16", "packed"), ("int4", "packed"), ("int8", "local16"), ("fp16", "bitmap")]
+CODES = [
+    ("bf16", "packed"),
+    ("int4", "packed"),
+    ("sign", "packed"),
+    ("int8", "local16"),
+    ("fp16", "bitmap"),
+]
 
 
 @pytest.mark.parametrize(("values", "indices"), CODES)

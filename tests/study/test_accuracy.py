@@ -2,9 +2,13 @@ import math
 
 import pytest
 
+from gradwire.accumulate.schedule import entries
+from gradwire.encode import Encoding
+from gradwire.exchange import EXCHANGES
 from gradwire.study import accuracy
 from gradwire.study.accuracy_page import page, upper
 from gradwire.study.study import Settings
+from gradwire.train.options import resolve
 
 SMALL = Settings(small=True)
 
@@ -71,6 +75,27 @@ def test_cells_are_chosen_by_seeds_and_epochs():
     cells = accuracy.cells(Settings(seeds=2, seed=3, epochs=5))
     assert [(c["seed"], c["epochs"]) for c in cells[:: len(accuracy.RECIPES)]] == [(3, 5), (4, 5)]
     assert len(accuracy.cells(Settings())) == 8 * len(accuracy.RECIPES)
+
+
+def test_recipes_of_equal_bytes_send_no_more_than_two_in_a_thousand_entries():
+    size, ranks = 269_722, accuracy.WORKERS
+
+    def a_step(name):
+        recipe = accuracy.RECIPES[name]
+        given = accuracy.FULL | recipe.options | {"workers": ranks}
+        config = resolve(given).config()
+        encoding = Encoding(config.values, config.indices)
+        k = entries(config.density, size)
+        if config.method == "randk":
+            encoding = Encoding(config.values, "common")
+        sent = EXCHANGES[config.exchange].bytes(ranks, size, k, encoding)
+        return sent / max(1, recipe.every)
+
+    limit = a_step("topk-0.2")
+    names = [name for name in accuracy.RECIPES if name.startswith("bytes-")]
+    for name in names:
+        assert 0.9 * limit < a_step(name) <= limit, name
+    assert len(names) == 8
 
 
 def test_a_run_counts_its_entries_and_repeats(monkeypatch):
