@@ -33,12 +33,14 @@ class VirtualRanks:
         self._failure = None
         self._rounds.clear()
         self._round = [0] * self.size
+        stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
 
         def worker(rank: int) -> None:
             self._turns[rank].acquire()
             try:
                 if self._failure is None:
-                    results[rank] = work(rank)
+                    with torch.cuda.stream(stream):  # a thread begins on the default one
+                        results[rank] = work(rank)
             except BaseException as error:
                 self._failure = self._failure or error
             finally:

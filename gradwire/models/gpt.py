@@ -111,7 +111,7 @@ SPEC = ModelSpec(
 
 MICRO = ModelSpec(
     name="gpt-micro",
-    summary="one decoder block of 48 for letters, windows of 32",
+    summary="one decoder block of 48 for letters or words, windows of 32",
     make=partial(gpt_nano, width=48, layers=1, heads=2, dropout=0.0, window=32),
     parameters=32_448,
     shape=(32,),
@@ -120,7 +120,7 @@ MICRO = ModelSpec(
     epochs=20,
     clip=1.0,
     task="language",
-    data=("shakespeare",),
+    data=("shakespeare", "wikitext2"),
     optimizer="adamw",
     embedded=Embedded("phrases", batch=4, lr=5e-3, epochs=10),
 )

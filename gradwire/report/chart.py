@@ -3,6 +3,7 @@
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from gradwire.report.curves import COLOURS, FAINT, INK, dress, inline, unset
@@ -18,6 +19,8 @@ STYLES: dict[str, dict[str, Any]] = {
     "dashes": {"linewidth": 1.3, "linestyle": (0, (5, 3))},
     "dotted": {"linewidth": 1.3, "linestyle": (0, (1, 2))},
 }
+AGAIN: dict[str, Any] = {"linestyle": (0, (4, 1.2, 1, 1.2))}
+"""How lines differ that have a colour for the second time."""
 GREY = "#8a8f98"
 MORE = ("#17a2b8", "#d6336c", "#6f7c12", "#7a5a3a")
 """Charts have more lines than run reports."""
@@ -91,10 +94,11 @@ def _draw(chart: Chart, ink: str, faint: str) -> "Figure":
 
     figure = Figure(figsize=(5.2, 3.4), layout="constrained")
     axes = figure.add_subplot()
-    free = iter((COLOURS + MORE) * len(chart.lines))
+    free = cycle((colour, more) for more in ({}, AGAIN) for colour in COLOURS + MORE)
     for line in chart.lines:
-        colour = line.colour or next(free)
-        axes.plot(line.xs, line.ys, color=colour, label=unset(line.label), **STYLES[line.style])
+        colour, more = (line.colour, {}) if line.colour else next(free)
+        style = STYLES[line.style] | more
+        axes.plot(line.xs, line.ys, color=colour, label=unset(line.label), **style)
     if chart.log_x:
         axes.set_xscale("log")
         _ticks(axes.xaxis, [x for line in chart.lines for x in line.xs], few=8)

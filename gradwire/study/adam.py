@@ -17,7 +17,12 @@ from gradwire.study.language import (
 )
 from gradwire.study.study import Cell, Page, Row, Settings, Study
 
-STEPS, SMALL_STEPS = {"shakespeare": 1500, "wikitext2": 1200}, 120
+STEPS = {
+    ("gpt-nano", "shakespeare"): 1500,
+    ("gpt-nano", "wikitext2"): 1200,
+    ("gpt-micro", "wikitext2"): 800,
+}
+SMALL_STEPS = 120
 INT4: dict[str, Any] = {"method": "topk", "density": 0.05, "values": "int4", "indices": "packed"}
 
 
@@ -45,12 +50,12 @@ WORDS = ("dense", "topk-5-int4", "first-5")
 
 def cells(settings: Settings) -> list[Cell]:
     """A training run each, seed by seed, so that a study that is stopped has pairs."""
-    names = ("phrases",) if settings.small else tuple(STEPS)
+    tasks = [("gpt-nano", "phrases")] if settings.small else list(STEPS)
     seeds = 1 if settings.small else SEEDS
     return [
-        {"model": "gpt-nano", "data": name, "recipe": recipe, "seed": settings.seed + seed}
+        {"model": model, "data": name, "recipe": recipe, "seed": settings.seed + seed}
         for seed in range(seeds)
-        for name in names
+        for model, name in tasks
         for recipe in RECIPES
         if name != "wikitext2" or recipe in WORDS
     ]
@@ -58,7 +63,7 @@ def cells(settings: Settings) -> list[Cell]:
 
 def measure(settings: Settings, cell: Cell) -> list[Row]:
     """A row a look."""
-    steps = SMALL_STEPS if settings.small else STEPS[cell["data"]]
+    steps = SMALL_STEPS if settings.small else STEPS[cell["model"], cell["data"]]
     return list(follow(settings, cell, RECIPES[cell["recipe"]], steps))
 
 

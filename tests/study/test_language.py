@@ -36,6 +36,12 @@ def test_the_target_takes_both_few_bytes_and_the_loss():
     assert page.charts[0].lines[1].ys == [3.0, 2.03]
 
 
+def test_a_dense_run_that_overfits_is_taken_at_its_lowest():
+    found = rows("dense", [2.0, 3.0], 1000)
+    found += rows("far", [2.5, 2.1], 2) + rows("good", [2.03, 2.1], 2)
+    assert "30 local steps: good sends" in local_steps.page(found).says
+
+
 def test_seeds_are_compared_in_pairs():
     """Only the seeds that dense has too; the mean of the pairs decides."""
     found = rows("dense", [2.0], 1000) + rows("dense", [4.0], 1000, seed=1)

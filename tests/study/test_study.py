@@ -257,6 +257,13 @@ def test_the_legend_of_many_lines_stands_beside_them():
     assert width(7) < 0.9 * width(6)
 
 
+def test_many_lines_look_different():
+    lines = [Line(f"line {i}", [1, 2], [i, i]) for i in range(14)]
+    figure = _draw(Chart("a", "b", "x", "y", lines), "black", "grey")
+    looks = {(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines}
+    assert len(looks) == 14
+
+
 def test_shades_go_from_light_to_dark():
     colours = [int(c[1:3], 16) for c in shades(5)]
     assert colours == sorted(colours, reverse=True)
