@@ -129,7 +129,6 @@ def restore(state: "State", saved: Mapping[str, Any]) -> None:
     state._counts.clear()
     state._counts.update(saved["counts"])
     state._counts["bytes_before"] -= state.group.bytes_sent
-    state._entries.zero_()
     state._skips.fill_(state._counts.pop("skipped", 0))
     state._user_skip, state._flush = bool(saved.get("user_skip")), bool(saved.get("flush"))
     scale = saved.get("scale")
@@ -157,7 +156,7 @@ def _by_name(state: "State", vectors: Sequence[Tensor | None]) -> dict[str, Tens
 
 def _counts_now(state: "State") -> dict[str, int]:
     return {
-        "sent": state._counts["sent"] + int(state._entries),
+        "sent": state.entries_sent(),
         "skipped": int(state._skips),
         "clipped": state._counts["clipped"] + sum(int(b.clipped) for b in state.bundles),
         "bytes_before": state._counts["bytes_before"] + state.group.bytes_sent,

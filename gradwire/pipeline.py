@@ -49,7 +49,7 @@ def average(
         noise = next_noise(bundle.memory, bundle.u.device) if stochastic else None
         message = encode(sparse, scan.finite, config.encoding, bundle.size, noise)
         if sparse is not None and config.values != "fp32":
-            bundle.count_rounding(sparse.values, message.delivered.values)
+            bundle.note_rounding(sparse.values, message.delivered.values)
     exchange = EXCHANGES[choice.exchange]
     options = {} if choice.reason else config.exchange_options
     outcome = exchange.run(message, bundle.u, group, bundle.memory, **options)
@@ -57,6 +57,8 @@ def average(
         update, ok, loss = finish(outcome.update, outcome.ok, bundle.dtype, scale)
         sent = outcome.delivered
         indices, values = (sent.indices, sent.values) if isinstance(sent, Sparse) else (None, sent)
+        if isinstance(sent, Sparse):
+            bundle.note_sent(sent.count)
         forget = sparse is not None and not method.feedback(config.method_options)
         masked = None
         if sparse is not None and bundle.masks:
@@ -65,7 +67,7 @@ def average(
         if method.learns is not None and sparse is not None and isinstance(sent, Sparse):
             method.learns(bundle.memory, sent, choice.k)
         if isinstance(sent, Sparse) and exchange.chooses and config.values != "fp32":
-            bundle.count_rounding(bundle.buffer[sent.indices], sent.values)
+            bundle.note_rounding(bundle.buffer[sent.indices], sent.values)
         if outcome.leaked is not None:
             bundle.leaked += outcome.leaked
     return update

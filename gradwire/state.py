@@ -76,7 +76,6 @@ class State:
         self.device = device
         self.slots = list(slots)
         self.clock = Clock(device)
-        self._entries = torch.zeros((), dtype=torch.int64, device=device)
         self._skips = torch.zeros((), dtype=torch.int64, device=device)
         self._skipped = torch.zeros((), dtype=torch.bool, device=device)
         self.rebundle(self._cut())
@@ -117,6 +116,7 @@ class State:
         for bundle in old:
             bundle.settle(self._skipped)
             self._counts["clipped"] += int(bundle.clipped)
+            self._counts["sent"] += int(bundle.sent)
         self.config = config
         self.rebundle(self._cut())
         for bundle in old:
@@ -163,6 +163,8 @@ class State:
         self._user_skip = False
         self._scale = self._current_scale()
         self._flushing, self._flush = self._flush, False
+        for bundle in self.bundles:
+            bundle.tally()
         self.steps += 1
 
     def choose(self, bundle: Bundle) -> Choice:
@@ -207,8 +209,12 @@ class State:
         if reason:
             self._counts[f"dense:{reason}"] += 1
             self._counts["sent"] += bundle.entries
-        elif bundle.delivered is not None and bundle.delivered.indices is not None:
-            self._entries += (bundle.delivered.indices < bundle.size).sum()
+
+    def entries_sent(self) -> int:
+        """By all bundles so far. Waits for the device."""
+        for bundle in self.bundles:
+            bundle.tally()
+        return self._counts["sent"] + sum(int(bundle.sent) for bundle in self.bundles)
 
     def _current_scale(self) -> Tensor | None:
         """A copy of the GradScaler's scale, on the device; it changes in place."""
@@ -268,7 +274,7 @@ class State:
         squares = [b.residual(skipped).square().sum(dtype=torch.float64) for b in self.bundles]
         norm = float(sum(squares)) ** 0.5 if squares else 0.0
         self._warn_of_growth(norm)
-        sent = self._counts["sent"] + int(self._entries)
+        sent = self.entries_sent()
         return Stats(
             steps=self.steps,
             world_size=self.group.size,

@@ -53,6 +53,9 @@ class Bundle:
         self.u = self.buffer[: self.size]
         """gradient + residual, the spare entry left out."""
         self.energy = torch.zeros(2, dtype=torch.float64, device=device)
+        self.sent = torch.zeros((), dtype=torch.int64, device=device)
+        self._rounded: list[tuple[Tensor, Tensor]] = []
+        self._counts: list[Tensor] = []
         self.leaked = torch.zeros(2, dtype=torch.float64, device=device)
         self.clipped = torch.zeros((), dtype=torch.int64, device=device)
         self._maxima = torch.zeros(0, device=device)
@@ -148,11 +151,23 @@ class Bundle:
             self.held.append((slot.offset, part.clone()))
             part.zero_()
 
-    def count_rounding(self, values: Tensor, seen: Tensor) -> None:
-        """Add up the energy of values and of what receivers do not see of it."""
-        both = torch.stack([values, values - seen])
-        norms = torch.linalg.vector_norm(both, dim=1, dtype=torch.float64)
-        self.energy.addcmul_(norms, norms)
+    def note_rounding(self, values: Tensor, seen: Tensor) -> None:
+        """What `tally` takes the energy of: values, and what receivers do not see of them."""
+        self._rounded.append((values, seen))
+
+    def note_sent(self, count: Tensor) -> None:
+        """How many entries left, 0-d, for `tally`."""
+        self._counts.append(count)
+
+    def tally(self) -> None:
+        """Add up what was noted. Not in the step itself, where others wait for its answer."""
+        for values, seen in self._rounded:
+            both = torch.stack([values, values - seen])
+            norms = torch.linalg.vector_norm(both, dim=1, dtype=torch.float64)
+            self.energy.addcmul_(norms, norms)
+        for count in self._counts:
+            self.sent += count
+        self._rounded, self._counts = [], []
 
     def settle(self, skipped: Tensor) -> None:
         """residual = u - delivered + rounding loss; with `skipped` (0-d bool) it stays u.
