@@ -63,6 +63,19 @@ def looks(growth):
     return [str(w.message) for w in caught if "residual" in str(w.message)]
 
 
+def test_a_step_is_counted_when_the_next_one_begins():
+    cluster = gradwire.VirtualCluster(2, density=0.01, values="bf16")
+    bundle = None
+    for step in range(2):
+        cluster.average([torch.randn(1000) for _ in range(2)])
+        (bundle,) = cluster._states[0].bundles
+        assert int(bundle.sent) == 10 * step
+        assert bool(bundle.energy[0] > 0) == (step > 0)
+    stats = cluster.stats()
+    assert stats.achieved_density == 0.01
+    assert int(bundle.sent) == 20
+
+
 def test_a_growing_residual_is_warned_about_once():
     assert looks(0.9) == []
     (warning,) = looks(2.0)
