@@ -1,8 +1,6 @@
 """Everything one rank remembers, and its side of every step."""
 
 import logging
-import math
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,7 +19,7 @@ from gradwire.errors import StateError, unknown
 from gradwire.kernels.scan import Piece
 from gradwire.names import parameter_names
 from gradwire.stages import Clock, stage, timed_by
-from gradwire.stats import Stats
+from gradwire.stats import Growth, Stats, stats_of
 from gradwire.types import Slot
 from gradwire.watch import Watch
 
@@ -62,8 +60,7 @@ class State:
         self.bundles: list[Bundle] = []
         self.steps = 0
         self._counts: Counter[str] = Counter()
-        self._norms: list[float] = []
-        self._warned = False
+        self._growth = Growth()
         self._flush = self._flushing = False
         self._user_skip = False
         self._scale: Tensor | None = None
@@ -270,48 +267,7 @@ class State:
     @torch.no_grad()
     def stats(self) -> Stats:
         """The numbers so far. Waits for the device."""
-        skipped = self.was_skipped()
-        squares = [b.residual(skipped).square().sum(dtype=torch.float64) for b in self.bundles]
-        norm = float(sum(squares)) ** 0.5 if squares else 0.0
-        self._warn_of_growth(norm)
-        sent = self.entries_sent()
-        return Stats(
-            steps=self.steps,
-            world_size=self.group.size,
-            bytes_sent=self._counts["bytes_before"] + self.group.bytes_sent,
-            bytes_dense=self._counts["bytes_dense"],
-            achieved_density=sent / max(1, self._counts["entries"]),
-            residual_norm=norm,
-            value_error_db=self._value_error_db(),
-            leaked=self._leaked(),
-            skipped=int(self._skips) + int(skipped),
-            clipped=self._counts["clipped"] + sum(int(b.clipped) for b in self.bundles),
-            bundles=len(self.bundles),
-            memory_bytes=self.memory_bytes,
-            dense={k[6:]: n for k, n in self._counts.items() if k.startswith("dense:")},
-            seconds=self.clock.seconds(),
-        )
-
-    def _value_error_db(self) -> float | None:
-        whole, lost = torch.stack([b.energy for b in self.bundles]).sum(0).tolist()
-        return 10 * math.log10(lost / whole) if lost else None
-
-    def _leaked(self) -> float | None:
-        lost, chosen = torch.stack([b.leaked for b in self.bundles]).sum(0).tolist()
-        return lost / chosen if chosen else None
-
-    def _warn_of_growth(self, norm: float) -> None:
-        """Warn once when the residual grew at each of the last ten looks, tenfold in all."""
-        self._norms = [*self._norms[-9:], norm]
-        grown = all(a < b for a, b in zip(self._norms, self._norms[1:], strict=False))
-        if self._warned or len(self._norms) < 10 or not grown or norm < 10 * self._norms[0]:
-            return
-        self._warned = True
-        warnings.warn(
-            f"the residual keeps growing: its norm went from {self._norms[0]:.3g} to {norm:.3g}. "
-            f"Raise density (now {self.config.density:g}) or lower the learning rate.",
-            stacklevel=3,
-        )
+        return stats_of(self)
 
     # --- checkpoint ---------------------------------------------------------------------------
 

@@ -1,8 +1,17 @@
 """What happened so far, in numbers."""
 
 import dataclasses
+import math
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from gradwire.state import State
 
 
 @dataclass(frozen=True)
@@ -38,3 +47,56 @@ class Stats:
     def asdict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
         return dataclasses.asdict(self)
+
+
+class Growth:
+    """Warns once when the residual grew at each of the last ten looks, tenfold in all."""
+
+    def __init__(self) -> None:
+        self._norms: list[float] = []
+        self._warned = False
+
+    def look(self, norm: float, density: float) -> None:
+        """The norm of the residual now."""
+        self._norms = [*self._norms[-9:], norm]
+        grown = all(a < b for a, b in zip(self._norms, self._norms[1:], strict=False))
+        if self._warned or len(self._norms) < 10 or not grown or norm < 10 * self._norms[0]:
+            return
+        self._warned = True
+        warnings.warn(
+            f"the residual keeps growing: its norm went from {self._norms[0]:.3g} to {norm:.3g}. "
+            f"Raise density (now {density:g}) or lower the learning rate.",
+            stacklevel=5,
+        )
+
+
+def stats_of(state: "State") -> Stats:
+    """The numbers of one rank so far. Waits for the device."""
+    skipped, bundles, counts = state.was_skipped(), state.bundles, state._counts
+    squares = [b.residual(skipped).square().sum(dtype=torch.float64) for b in bundles]
+    norm = float(sum(squares)) ** 0.5 if squares else 0.0
+    state._growth.look(norm, state.config.density)
+    sent = state.entries_sent()
+    whole, lost = _sums([b.energy for b in bundles])
+    leaked, chosen = _sums([b.leaked for b in bundles])
+    return Stats(
+        steps=state.steps,
+        world_size=state.group.size,
+        bytes_sent=counts["bytes_before"] + state.group.bytes_sent,
+        bytes_dense=counts["bytes_dense"],
+        achieved_density=sent / max(1, counts["entries"]),
+        residual_norm=norm,
+        value_error_db=10 * math.log10(lost / whole) if lost else None,
+        leaked=leaked / chosen if chosen else None,
+        skipped=int(state._skips) + int(skipped),
+        clipped=counts["clipped"] + sum(int(b.clipped) for b in bundles),
+        bundles=len(bundles),
+        memory_bytes=state.memory_bytes,
+        dense={k[6:]: n for k, n in counts.items() if k.startswith("dense:")},
+        seconds=state.clock.seconds(),
+    )
+
+
+def _sums(pairs: Sequence[Tensor]) -> tuple[float, float]:
+    first, second = torch.stack(list(pairs)).sum(0).tolist()
+    return first, second
