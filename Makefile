@@ -20,7 +20,7 @@ lint: $(VENV)/.ready
 	$(BIN)/mypy
 
 check: $(VENV)/.ready
-	$(BIN)/python -m pytest -q -n 2
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 # The documentation as a site of plain files: open site/index.html. `make check` builds it too.
 docs: $(VENV)/.ready
