@@ -7,6 +7,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
+# Tests start many processes, which then need not compile gradwire each for itself.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test lint check docs fuzz faults clean
 
 demo: $(VENV)/.ready
