@@ -7,6 +7,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
+# Tests start many processes, which then need not compile gradwire each for itself.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test lint check docs fuzz faults clean
 
 demo: $(VENV)/.ready
@@ -20,7 +23,7 @@ lint: $(VENV)/.ready
 	$(BIN)/mypy
 
 check: $(VENV)/.ready
-	$(BIN)/python -m pytest -q -n 2
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 # The documentation as a site of plain files: open site/index.html. `make check` builds it too.
 docs: $(VENV)/.ready

@@ -1,3 +1,4 @@
+import functools
 import math
 
 import pytest
@@ -24,6 +25,9 @@ COUNTS = {
     "inception-v4": 42_679_816,
 }
 IMAGES = [name for name in TRAINABLE if spec(name).task == "classify"]
+
+
+load = functools.cache(data.load)
 
 
 def small(name, **kw):
@@ -69,7 +73,7 @@ def test_weights_come_from_the_seed(name):
 @pytest.mark.parametrize("name", TRAINABLE)
 def test_every_parameter_gets_a_gradient(name):
     recipe = spec(name)
-    examples = data.load(recipe.embedded.data, None, recipe.shape)
+    examples = load(recipe.embedded.data, None, recipe.shape)
     model = small(name, **examples.network)
     batch = examples.training_batch(torch.arange(40), seed=0)
     TASKS[recipe.task].loss(model, batch).backward()

@@ -1,6 +1,17 @@
+import functools
+
 import pytest
 
+from gradwire.data import digits
 from gradwire.study.study import Settings, repeatable
+
+read = functools.cache(digits._read)
+
+
+@pytest.fixture(autouse=True)
+def read_once(monkeypatch):
+    """The digits are text that takes two seconds to read."""
+    monkeypatch.setattr(digits, "_read", read)
 
 
 @pytest.fixture(autouse=True)

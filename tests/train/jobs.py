@@ -3,11 +3,13 @@
 import os
 
 import torch
+import torch.distributed as dist
 
 from gradwire import data, models
 from gradwire.data import DataError
 from gradwire.train.evaluate import digest, replicas_identical
 from gradwire.train.options import resolve
+from gradwire.train.place import Place
 from gradwire.train.trainer import Sitting, Trainer
 
 QUIET = Sitting(quiet=True)
@@ -24,6 +26,18 @@ def options(folder, **more):
         "device": "cpu",
     }
     return resolve(given | {"model": "lenet5", "density": 0.05, "lr": 0.02} | more)
+
+
+def place_of(rank):
+    """A rank of the pool as one that torchrun started."""
+    control = dist.new_group(backend="gloo")
+    device = torch.device("cpu")
+    return Place(rank, dist.get_world_size(), rank, device, lambda: False, False, control)
+
+
+def pooled(rank, work, *args):
+    """What the workers of `launch` do, without the seconds that each takes to start."""
+    return work(place_of(rank), *args)
 
 
 def train(place, run, folder, sitting=QUIET):
@@ -45,7 +59,7 @@ def whole_and_in_parts(place, run, folder):
 
 def sum_of_ranks(place):
     total = torch.ones(1) * place.rank
-    torch.distributed.all_reduce(total)
+    dist.all_reduce(total)
     return int(total), place.world, torch.get_num_threads()
 
 

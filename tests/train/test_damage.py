@@ -5,11 +5,9 @@ import io
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from gradwire.errors import StateError
 from gradwire.train import checkpoint
-from gradwire.train.place import Place
 from tests.train import jobs
 
 WHOLE = {"version": 3, "wire": "wire-00000003", "position": {"step": 3}}
@@ -59,10 +57,8 @@ def test_a_file_without_a_checksum_is_refused(tmp_path):
 
 
 def loaded(rank, folders):
-    control = dist.new_group(backend="gloo")
-    place = Place(rank, 2, rank, torch.device("cpu"), lambda: False, False, control)
     try:
-        found = checkpoint.load(folders[rank], place)
+        found = checkpoint.load(folders[rank], jobs.place_of(rank))
         return found and found["position"]["step"]
     except StateError as error:
         return str(error)
@@ -85,9 +81,7 @@ def test_every_rank_hears_of_it(ranks, tmp_path):
 
 def run_again(rank, folder):
     """What a run of another model says to a checkpoint that is whole."""
-    control = dist.new_group(backend="gloo")
-    place = Place(rank, 1, rank, torch.device("cpu"), lambda: False, False, control)
-    said = []
+    place, said = jobs.place_of(rank), []
     for model in ("fnn3", "lenet5"):
         try:
             jobs.train(place, jobs.options(None, model=model, workers=1), folder)

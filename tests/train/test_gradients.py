@@ -13,17 +13,16 @@ from gradwire.bench.data import read_gradient
 from gradwire.train import Sitting
 from gradwire.train.folder import GRADIENTS, open_new, write_config
 from gradwire.train.gradients import record_gradient
-from gradwire.train.launch import launch
 from gradwire.types import Slot
 from tests.data.files import write_mnist
 from tests.train import jobs
 
 
-def test_every_so_many_steps_a_file(tmp_path):
+def test_every_so_many_steps_a_file(ranks, tmp_path):
     run = jobs.options(write_mnist(tmp_path, train=40, test=10), workers=1, density=0.01)
     write_config(tmp_path / "run", run)
     sitting = Sitting(max_steps=5, record_gradients=2, quiet=True)
-    result = launch(jobs.train, run, tmp_path / "run", sitting, workers=1)
+    (result,) = ranks.run(1, jobs.pooled, jobs.train, run, tmp_path / "run", sitting)
     files = sorted((tmp_path / "run" / GRADIENTS).iterdir())
     assert [file.name for file in files] == ["step-000002.npy", "step-000004.npy"]
     for file in files:

@@ -45,6 +45,6 @@ def test_a_signal_reaches_every_worker_as_a_flag_and_the_handlers_come_back(numb
     assert signal.getsignal(number) is before
 
 
-def test_replicas_that_differ_are_noticed():
-    assert launch(jobs.different_replicas, workers=2) is False
-    assert launch(jobs.different_replicas, workers=1) is True
+def test_replicas_that_differ_are_noticed(ranks):
+    assert ranks.run(2, jobs.pooled, jobs.different_replicas) == [False, False]
+    assert ranks.run(1, jobs.pooled, jobs.different_replicas) == [True]

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from gradwire.train import Plan, Sitting, train
+from gradwire.train import Plan, Sitting, checkpoint, train
 from gradwire.train.folder import METRICS, read_json, write_config
 from gradwire.train.launch import launch
 from gradwire.train.metrics import read_records
@@ -39,11 +39,11 @@ def test_a_run_in_parts_ends_with_the_same_bits(broken_off):
     assert parts[0]["parameters_sha256"] != whole["parameters_sha256"]
 
 
-def test_a_run_of_adamw_in_parts_too(files, tmp_path):
+def test_a_run_of_adamw_in_parts_too(ranks, files, tmp_path):
     run = jobs.options(files, optimizer="adamw", lr=0.002, epochs=2)
     for name in ("whole", "parts", "begun"):
         write_config(tmp_path / name, run)
-    whole, parts, _ = launch(jobs.whole_and_in_parts, run, tmp_path, workers=2)
+    whole, parts, _ = ranks.run(2, jobs.pooled, jobs.whole_and_in_parts, run, tmp_path)[0]
     assert [part["steps"] for part in parts] == [4, 13, 16]
     assert parts[-1]["parameters_sha256"] == whole["parameters_sha256"]
     assert whole["replicas_identical"] is True
@@ -96,12 +96,8 @@ def start(*args):
     return subprocess.Popen([*COMMAND, *args], stdout=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_and_the_printed_command_goes_on_bit_for_bit(
-    files, tmp_path, broken_off, number
-):
-    _, (whole, *_) = broken_off
-    out = tmp_path / "run"
+def stopped_by(number, files, out):
+    """A run that a signal ends in its middle; the step that it saved, and the command it prints."""
     process = start("--data-dir", str(files), "--out", str(out), *GIVEN)
     until(lambda: len(read_records(out / METRICS)) > 0)
     os.kill(process.pid, number)
@@ -110,11 +106,24 @@ def test_a_signal_saves_and_the_printed_command_goes_on_bit_for_bit(
     stopped = read_json(out / "result.json")
     assert stopped["stopped"]
     assert 3 <= stopped["steps"] < 80
-    command = said.splitlines()[-1].split()
+    content, _ = checkpoint._read(out / "checkpoint" / "trainer.pt")
+    assert content["position"]["step"] == stopped["steps"]
+    return said.splitlines()[-1].split()
+
+
+def test_ctrl_c_saves_and_the_printed_command_goes_on_bit_for_bit(files, tmp_path, broken_off):
+    _, (whole, *_) = broken_off
+    out = tmp_path / "run"
+    command = stopped_by(signal.SIGINT, files, out)
     assert command == ["gradwire", "train", "--resume", str(out)]
     assert start(*command[2:]).wait(timeout=60) == 0
     assert read_json(out / "result.json")["parameters_sha256"] == whole["parameters_sha256"]
     assert (out / "report.html").is_file()
+
+
+def test_sigterm_saves_too(files, tmp_path):
+    command = stopped_by(signal.SIGTERM, files, tmp_path / "run")
+    assert command == ["gradwire", "train", "--resume", str(tmp_path / "run")]
 
 
 def test_comparison_runs_share_the_seed_and_the_report(files, tmp_path):
@@ -130,9 +139,9 @@ def test_comparison_runs_share_the_seed_and_the_report(files, tmp_path):
     assert json.dumps(finished.results) == json.dumps(outcome.results)
 
 
-def test_a_language_model_learns_and_its_perplexity_is_reported(tmp_path):
+def test_a_language_model_learns_and_its_perplexity_is_reported(ranks, tmp_path):
     run = jobs.options(None, model="lstm-ptb", batch=20, epochs=3, lr=2.0, workers=1)
-    result = launch(jobs.train, run, tmp_path, workers=1)
+    (result,) = ranks.run(1, jobs.pooled, jobs.train, run, tmp_path)
     assert run.data == "phrases"
     # 120 words, of which six may follow; better than that takes more than three epochs.
     assert 3.6 < result["test_perplexity"] < 40
