@@ -17,6 +17,9 @@ Collective = Callable[..., Any]
 Moves = Sequence[tuple[Tensor, int]]
 """Tensors, and the rank each goes to or comes from."""
 
+LARGE = 1 << 16
+"""Bytes for one rank from which on those for several are sent one after the other."""
+
 # torch 2.13 renamed it and warns of the old name; 2.11 has only that.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
@@ -119,11 +122,18 @@ class DistributedGroup:
         return out if source is not None else None
 
     def _trade(self, name: str, rows: Tensor, out: Tensor) -> None:
-        """Row p of `rows` to rank p, and what rank p has for this one into row p of `out`."""
-        others = [p for p in range(self.size) if p != self.rank]
+        """Row p of `rows` to rank p, and what rank p has for this one into row p of `out`.
+
+        Large rows go one by one, to the next rank, the next but one, and so on: connections that
+        share a link hinder each other, and take up to half as long again.
+        """
         out[self.rank] = rows[self.rank]
-        sent, received = [(rows[p], p) for p in others], [(out[p], p) for p in others]
-        self._send_receive(name, rows, sent, received)
+        steps = range(1, self.size)
+        for turn in [[step] for step in steps] if rows[0].nbytes >= LARGE else [steps]:
+            to = [(self.rank + step) % self.size for step in turn]
+            source = [(self.rank - step) % self.size for step in turn]
+            sent, received = [(rows[p], p) for p in to], [(out[p], p) for p in source]
+            self._send_receive(name, rows, sent, received)
 
     def _send_receive(self, name: str, tensor: Tensor, sent: Moves, received: Moves) -> None:
         """Tensors to and from ranks, all at once. Gloo sends memory of the host only."""

@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from gradwire.cluster.group import DistributedGroup
+from gradwire.cluster.group import LARGE, DistributedGroup
 
 
 def traded(rank):
@@ -25,13 +25,16 @@ def traded(rank):
         group.swap(torch.zeros(1), (rank + 1) % group.size, (rank - 1) % group.size)
     finally:
         dist.batch_isend_irecv = whole
-    return gathered.tolist(), received.tolist(), sent, order
+    large = torch.full((group.size, 2 * LARGE), rank) + torch.arange(group.size).view(-1, 1) * 10
+    turned = group.all_to_all(large)[:, ::LARGE].tolist()
+    return gathered.tolist(), received.tolist(), sent, order, turned
 
 
 def test_rows_go_to_their_ranks_and_are_asked_for_before_others_are_sent(ranks):
     for world in (2, 3):
-        for rank, (gathered, received, sent, order) in enumerate(ranks.run(world, traded)):
+        for rank, (gathered, received, sent, order, turned) in enumerate(ranks.run(world, traded)):
             assert gathered == [[10 * r, 10 * r + 1, 10 * r + 2] for r in range(world)]
             assert received == [[100 * r + rank, 100 * r + rank + world] for r in range(world)]
             assert sent == (world - 1) * (3 * 8 + 2 * 8)
             assert order == ["irecv", "isend"]
+            assert turned == [[10 * rank + r] * 2 for r in range(world)]
