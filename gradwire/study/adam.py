@@ -6,10 +6,10 @@ from typing import Any
 
 from gradwire.study.language import (
     DENSE,
-    SEEDS,
     Recipe,
     Runs,
     by_task,
+    cells_of,
     chart,
     follow,
     gaps,
@@ -49,16 +49,9 @@ WORDS = ("dense", "topk-5-int4", "first-5")
 
 
 def cells(settings: Settings) -> list[Cell]:
-    """A training run each, seed by seed, so that a study that is stopped has pairs."""
-    tasks = [("gpt-nano", "phrases")] if settings.small else list(STEPS)
-    seeds = 1 if settings.small else SEEDS
-    return [
-        {"model": model, "data": name, "recipe": recipe, "seed": settings.seed + seed}
-        for seed in range(seeds)
-        for model, name in tasks
-        for recipe in RECIPES
-        if name != "wikitext2" or recipe in WORDS
-    ]
+    """A training run each."""
+    found = cells_of(settings, STEPS, RECIPES)
+    return [cell for cell in found if cell["data"] != "wikitext2" or cell["recipe"] in WORDS]
 
 
 def measure(settings: Settings, cell: Cell) -> list[Row]:

@@ -6,10 +6,10 @@ from typing import Any
 
 from gradwire.study.language import (
     DENSE,
-    SEEDS,
     Recipe,
     Runs,
     by_task,
+    cells_of,
     chart,
     follow,
     gaps,
@@ -19,7 +19,8 @@ from gradwire.study.language import (
 )
 from gradwire.study.study import Cell, Page, Row, Settings, Study, listed
 
-EVERY, STEPS, SMALL_STEPS = 30, {"gpt-micro": 4200, "gpt-nano": 4000}, 150
+EVERY, SMALL_STEPS = 30, 150
+STEPS = {("gpt-micro", "shakespeare"): 4200, ("gpt-nano", "shakespeare"): 4000}
 INT4: dict[str, Any] = {"every": EVERY, "density": 0.1, "indices": "auto"}
 SIGN: dict[str, Any] = {"every": EVERY, "density": 0.168, "indices": "auto", "values": "sign"}
 WHOLE: dict[str, Any] = {"every": EVERY, "method": "dense", "values": "fp32", "indices": "int32"}
@@ -47,22 +48,13 @@ TARGET_BYTES, TARGET_LOSS = 500, 0.02
 
 
 def cells(settings: Settings) -> list[Cell]:
-    """A training run each, seed by seed, so that a study that is stopped has pairs."""
-    tasks = [(name, "shakespeare") for name in STEPS]
-    if settings.small:
-        tasks = [("gpt-nano", "phrases")]
-    seeds = 1 if settings.small else SEEDS
-    return [
-        {"model": model, "data": data, "recipe": recipe, "seed": settings.seed + seed}
-        for seed in range(seeds)
-        for model, data in tasks
-        for recipe in RECIPES
-    ]
+    """A training run each."""
+    return cells_of(settings, STEPS, RECIPES)
 
 
 def measure(settings: Settings, cell: Cell) -> list[Row]:
     """A row a look."""
-    steps = SMALL_STEPS if settings.small else STEPS[cell["model"]]
+    steps = SMALL_STEPS if settings.small else STEPS[cell["model"], cell["data"]]
     return list(follow(settings, cell, RECIPES[cell["recipe"]], steps))
 
 

@@ -13,13 +13,6 @@ from tests.ranks import Ranks
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-@pytest.fixture(scope="module")
-def nccl():
-    pool = Ranks(2, backend="nccl")
-    yield pool
-    pool.close()
-
-
 def wrapped(**fields):
     torch.cuda.set_device(0)
     net = models.model(width=1500).cuda()

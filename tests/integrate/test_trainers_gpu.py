@@ -6,16 +6,8 @@ import torch
 from gradwire.errors import VersionError
 from gradwire.integrate import versions
 from tests.integrate.test_trainers import check_example
-from tests.ranks import Ranks
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
-
-@pytest.fixture(scope="module")
-def nccl():
-    pool = Ranks(2, backend="nccl")
-    yield pool
-    pool.close()
 
 
 @pytest.mark.parametrize("name", ["lightning_trainer", "accelerate_loop", "transformers_trainer"])

@@ -1,0 +1,10 @@
+import pytest
+
+from tests.ranks import Ranks
+
+
+@pytest.fixture(scope="module")
+def nccl():
+    pool = Ranks(2, backend="nccl")
+    yield pool
+    pool.close()
