@@ -20,6 +20,7 @@ from gradwire.kernels.scan import Piece
 from gradwire.names import parameter_names
 from gradwire.stages import Clock, stage, timed_by
 from gradwire.stats import Growth, Stats, stats_of
+from gradwire.streams import keep_for_stream
 from gradwire.types import Slot
 from gradwire.watch import Watch
 
@@ -64,6 +65,8 @@ class State:
         self._flush = self._flushing = False
         self._user_skip = False
         self._scale: Tensor | None = None
+        self._foreign = False
+        """Whether the bundles were made since the last step, perhaps on another stream."""
 
     # --- set-up -------------------------------------------------------------------------------
 
@@ -97,6 +100,7 @@ class State:
             for i, slots in enumerate(bundles)
         ]
         self._homes = {s.name: (b, s) for b in self.bundles for s in b.slots}
+        self._foreign = True
 
     @torch.no_grad()
     def settle_auto(self) -> None:
@@ -155,6 +159,9 @@ class State:
 
     def begin(self) -> None:
         """A backward pass begins: find out what became of the last step."""
+        if self._foreign:
+            keep_for_stream([self.bundles, self._scale], self.device)
+            self._foreign = False
         self._skipped = self.was_skipped()
         self._skips += self._skipped
         self._user_skip = False
