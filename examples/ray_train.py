@@ -2,8 +2,6 @@
 
 python examples/ray_train.py
   and on from there: --epochs 8
-
-Tried with Ray 2.60 on two CPU workers; Ray is not among the versions that CI tests.
 """
 
 import argparse
