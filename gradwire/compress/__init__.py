@@ -4,6 +4,7 @@ A method is a function `(u, k, memory, scan, *, options...) -> Sparse`, pure but
 add one, write it in a file of its own and name it in METHODS.
 """
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -65,7 +66,7 @@ class Method:
     def summary(self) -> str:
         return (inspect.getdoc(self.run) or "").splitlines()[0]
 
-    @property
+    @functools.cached_property
     def options(self) -> dict[str, Any]:
         """The keyword-only arguments of the function, with their defaults."""
         parameters = inspect.signature(self.run).parameters.values()

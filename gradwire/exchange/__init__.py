@@ -5,6 +5,7 @@ what it costs. What it remembers it keeps in `memory`, under keys that begin wit
 one, write it in a file of its own and name it in EXCHANGES.
 """
 
+import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -60,7 +61,7 @@ class Exchange:
     def summary(self) -> str:
         return (inspect.getdoc(self.run) or "").splitlines()[0]
 
-    @property
+    @functools.cached_property
     def options(self) -> dict[str, Any]:
         """The keyword-only arguments of the function, with their defaults."""
         parameters = inspect.signature(self.run).parameters.values()
