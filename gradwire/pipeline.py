@@ -31,11 +31,13 @@ def average(
     skipped: Tensor,
     scale: Tensor | None = None,
     unused: Sequence[Slot] = (),
-) -> Tensor:
+    in_place: bool = False,
+) -> Tensor | None:
     """The mean over all ranks of gradient + residual, as far as it was sent; the rest is kept.
 
     With momentum correction it is momentum + residual.
     Returns a flat vector in the gradient's dtype and loss scale, NaN when a rank was not finite.
+    in_place: it may go into `pieces` instead, where that takes no copy; then None is returned.
     """
     with stage("accumulate"):
         unscale = None if scale is None else scale.reciprocal()
@@ -52,7 +54,9 @@ def average(
             bundle.note_rounding(sparse.values, message.delivered.values)
     exchange = EXCHANGES[choice.exchange]
     options = {} if choice.reason else config.exchange_options
-    outcome = exchange.run(message, bundle.u, group, bundle.memory, **options)
+    as_it_is = bundle.dtype == torch.float32 and scale is None and not bundle.masks and not unused
+    into = [pieces] if in_place and exchange.fills and as_it_is else []
+    outcome = exchange.run(message, bundle.u, group, bundle.memory, *into, **options)
     with stage("decode"):
         update, ok, loss = finish(outcome.update, outcome.ok, bundle.dtype, scale)
         sent = outcome.delivered
@@ -62,6 +66,7 @@ def average(
         forget = sparse is not None and not method.feedback(config.method_options)
         masked = None
         if sparse is not None and bundle.masks:
+            assert outcome.update is not None
             masked = to_mask(outcome.update, sent if isinstance(sent, Sparse) else sparse)
         bundle.delivered = Delivered(ok, indices, values, loss, masked, forget)
         if method.learns is not None and sparse is not None and isinstance(sent, Sparse):
@@ -82,12 +87,14 @@ def _compress(bundle: Bundle, choice: Choice, config: Config, scan: Scan) -> Spa
 
 
 def finish(
-    update: Tensor, ok: Tensor, dtype: torch.dtype, scale: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
+    update: Tensor | None, ok: Tensor, dtype: torch.dtype, scale: Tensor | None
+) -> tuple[Tensor | None, Tensor, Tensor | None]:
     """The update as the optimiser gets it, whether it can be used, and what rounding it lost.
 
     Every rank keeps the same loss, so the mean of the residuals grows by just that.
     """
+    if update is None:
+        return None, ok, None
     scaled = update if scale is None else update * scale
     if dtype == torch.float32:
         return scaled, ok, None

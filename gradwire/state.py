@@ -181,19 +181,40 @@ class State:
             raise unknown("parameter", name, self._homes)
         return self._homes[name]
 
-    @torch.no_grad()
-    def process(
-        self, bundle: Bundle, gradients: Sequence[Tensor], unused: Sequence[Slot] = ()
-    ) -> Tensor:
+    def process(self, bundle: Bundle, gradients: Sequence[Tensor]) -> Tensor:
         """The averaged bundle; `gradients` are its slots' flat gradients, in order."""
+        update = self._average(bundle, gradients)
+        assert update is not None, "it goes into the gradients where that is allowed"
+        return update
+
+    @torch.no_grad()
+    def replace(
+        self, bundle: Bundle, gradients: Sequence[Tensor], unused: Sequence[Slot] = ()
+    ) -> None:
+        """The same; the averaged bundle takes the place of the gradients."""
+        update = self._average(bundle, gradients, unused, in_place=True)
+        if update is not None:
+            parts = [update[slot.offset : slot.offset + slot.numel] for slot in bundle.slots]
+            # One launch on CUDA, however many parameters there are.
+            torch._foreach_copy_(list(gradients), parts)
+
+    @torch.no_grad()
+    def _average(
+        self,
+        bundle: Bundle,
+        gradients: Sequence[Tensor],
+        unused: Sequence[Slot] = (),
+        in_place: bool = False,
+    ) -> Tensor | None:
         choice = self.choose(bundle)
         pieces: list[Piece] = [
             (s.offset, g) for s, g in zip(bundle.slots, gradients, strict=True) if s not in unused
         ]
         with timed_by(self.clock, bundle.index):
             update = pipeline.average(
-                bundle, pieces, choice, self.config, self.group, self._skipped, self._scale, unused
-            )
+                bundle, pieces, choice, self.config, self.group, self._skipped, self._scale, unused,
+                in_place,
+            )  # fmt: skip
         self._count(bundle, choice.reason)
         return update
 

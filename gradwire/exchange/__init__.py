@@ -52,6 +52,8 @@ class Exchange:
     """(options...): raises for a value that cannot work, whatever the model and the ranks."""
     prepare: Callable[..., None] | None = None
     """(group, size, capacity, options...): raises for what cannot work; called by all ranks."""
+    fills: bool = False
+    """Whether it takes the pieces that the mean is to be written to, as a last argument."""
 
     @property
     def name(self) -> str:
@@ -71,7 +73,7 @@ class Exchange:
 EXCHANGES: dict[str, Exchange] = {
     x.name: x
     for x in (
-        Exchange(allgather, allgather_bytes, allgather_rounds),
+        Exchange(allgather, allgather_bytes, allgather_rounds, fills=True),
         Exchange(union, union_bytes, union_rounds, SUMMED),
         Exchange(gtopk, gtopk_bytes, gtopk_rounds, check=gtopk_check),
         Exchange(oktopk, oktopk_bytes, oktopk_rounds, check=oktopk_check),

@@ -1,5 +1,7 @@
 """Everyone sends its entries to everyone."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -7,11 +9,14 @@ from gradwire.cluster.group import Group
 from gradwire.encode import Encoding, Message, nbytes
 from gradwire.exchange.outcome import Outcome
 from gradwire.kernels import decode, unpack
+from gradwire.kernels.pieces import Piece
 from gradwire.stages import stage
 from gradwire.types import Memory
 
 
-def allgather(message: Message, u: Tensor, group: Group, memory: Memory) -> Outcome:
+def allgather(
+    message: Message, u: Tensor, group: Group, memory: Memory, into: Sequence[Piece] = ()
+) -> Outcome:
     """Every rank's entries to every rank, in one all-gather.
 
     1. gather the P messages; 2. from zero, add them one by one in rank order, so that every rank
@@ -19,11 +24,13 @@ def allgather(message: Message, u: Tensor, group: Group, memory: Memory) -> Outc
     """
     gathered = group.all_gather(message.buffer)
     with stage("decode"):
-        update, ok = mean_of(message, gathered)
+        update, ok = mean_of(message, gathered, into)
     return Outcome(update, message.delivered, ok)
 
 
-def mean_of(message: Message, gathered: Tensor) -> tuple[Tensor, Tensor]:
+def mean_of(
+    message: Message, gathered: Tensor, into: Sequence[Piece] = ()
+) -> tuple[Tensor | None, Tensor]:
     """The mean of messages like this one, added in their order, and whether all can be used."""
     mine, encoding = message.chosen, message.encoding
     common = mine.indices if mine.common else None
@@ -32,7 +39,7 @@ def mean_of(message: Message, gathered: Tensor) -> tuple[Tensor, Tensor]:
         dtype = encoding.dtype
     else:
         gathered = unpack(gathered, mine.size, mine.capacity, encoding)
-    return decode(gathered, message.buffer, mine.size, mine.capacity, dtype, common)
+    return decode(gathered, message.buffer, mine.size, mine.capacity, dtype, common, into)
 
 
 def allgather_bytes(ranks: int, size: int, capacity: int, encoding: Encoding) -> int:

@@ -73,11 +73,8 @@ class Buckets:
         """The bundle's flat gradients: slices of the buckets they came in."""
         return [self._parts[slot.name] for slot in bundle.slots]
 
-    def finish(self, bundle: Bundle, update: Tensor) -> list[Waiting]:
-        """Write the averaged bundle into the buckets; the buckets that are done with it."""
-        means = [update[slot.offset : slot.offset + slot.numel] for slot in bundle.slots]
-        # One launch on CUDA, however many parameters there are.
-        torch._foreach_copy_(self.gradients(bundle), means)
+    def finish(self, bundle: Bundle) -> list[Waiting]:
+        """The averaged bundle is in the buckets: those that are done with it."""
         with self._lock:
             self._left -= 1
             for waiting in self._waiting:

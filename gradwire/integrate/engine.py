@@ -195,8 +195,8 @@ class Engine:
         unused: list[Slot] = []
         if self._used is not None:
             unused = self._used.unused_everywhere(bundle, state)
-        update = state.process(bundle, self._buckets.gradients(bundle), unused)
-        done = self._buckets.finish(bundle, update)
+        state.replace(bundle, self._buckets.gradients(bundle), unused)
+        done = self._buckets.finish(bundle)
         if state.auto is not None and self._buckets.idle:
             state.auto.mark("done")
         if self._used is not None and self._buckets.idle:

@@ -70,11 +70,9 @@ class Shards:
         for bundle in bundles:
             gradients = [parts[slot.name] for slot in bundle.slots]
             try:
-                update = self._exchange(bundle, gradients)
+                self._exchange(bundle, gradients)
             except Exception as error:
                 self._fail(bundle, error)
-            places = [update[s.offset : s.offset + s.numel] for s in bundle.slots]
-            torch._foreach_copy_(gradients, places)
             self._processed[bundle.index] = bundle
 
     def _hold(self, unit: Unit, bundles: Sequence[Bundle], parts: dict[str, Tensor]) -> None:
@@ -87,12 +85,12 @@ class Shards:
         for bundle in bundles:
             self._wire.hold(bundle, [parts[slot.name] for slot in bundle.slots])
 
-    def _exchange(self, bundle: Bundle, gradients: Sequence[Tensor]) -> Tensor:
+    def _exchange(self, bundle: Bundle, gradients: Sequence[Tensor]) -> None:
         wire = self._wire
         if not wire.group.on_stream:
             entries = wire.choose(bundle).k
             wire.group.agree("exchange", step=wire.steps, bundle=bundle.index, entries=entries)
-        return wire.process(bundle, gradients)
+        wire.replace(bundle, gradients)
 
     # --- where a step begins and ends -----------------------------------------------------------
 

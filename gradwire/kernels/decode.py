@@ -1,13 +1,14 @@
 """decode: the messages of all ranks -> their mean, the same bits everywhere."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from gradwire.kernels.backend import uses_triton
 from gradwire.kernels.decode_torch import decode_torch
+from gradwire.kernels.pieces import Piece
 
 
 def decode(
@@ -17,7 +18,8 @@ def decode(
     capacity: int,
     values: torch.dtype,
     common: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+    into: Sequence[Piece] = (),
+) -> tuple[Tensor | None, Tensor]:
     """(mean, ok): fp32 [size + 1], the last entry spare, and whether every message can be used.
 
     gathered: uint8 [ranks, bytes], the messages in rank order. own: this rank's message, whose
@@ -25,13 +27,15 @@ def decode(
     Messages hold `capacity` ascending indices (none when `common` are given) and as many `values`.
     Added from zero rank by rank, each value divided by the number of ranks; an index outside
     0..size-1 is passed over. When not ok (0-d bool) the mean is NaN everywhere.
+    into: flat fp32 tensors, each for the part of the mean that begins at its place; then it goes
+    there, and nowhere else.
     """
     version = _version(gathered.device)
-    return version(gathered, own, size, capacity, values, common)
+    return version(gathered, own, size, capacity, values, common, into)
 
 
 @functools.cache
-def _version(device: torch.device) -> Callable[..., tuple[Tensor, Tensor]]:
+def _version(device: torch.device) -> Callable[..., tuple[Tensor | None, Tensor]]:
     if uses_triton(device):
         from gradwire.kernels.decode_triton import decode_triton
 

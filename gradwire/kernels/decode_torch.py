@@ -1,7 +1,11 @@
 """The reference of decode: plain torch, any device, no host sync."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+
+from gradwire.kernels.pieces import Piece
 
 HEADER = 32
 
@@ -13,7 +17,8 @@ def decode_torch(
     capacity: int,
     values: torch.dtype,
     common: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+    into: Sequence[Piece] = (),
+) -> tuple[Tensor | None, Tensor]:
     """See `decode`."""
     words = gathered[:, :HEADER].contiguous().view(torch.int32)
     same = words == own[:HEADER].view(torch.int32)
@@ -29,4 +34,6 @@ def decode_torch(
         inside = (indices >= 0) & (indices < size)
         given = torch.where(inside, given, 0) / ranks
         out.index_add_(0, torch.where(inside, indices, size), given)
-    return out, ok
+    for place, piece in into:
+        piece.copy_(out[place : place + piece.numel()])
+    return None if into else out, ok

@@ -1,8 +1,11 @@
-"""decode on CUDA: one launch writes the mean once.
+"""decode on CUDA: one launch writes the mean once, where it is wanted.
 
-A program owns a span of the mean. It fills it, finds by search which entries of each message fall
-into it, and adds them rank by rank with a barrier in between: no atomics, the same bits always.
+A program owns a span of the mean, or of one of the pieces that it goes to. It fills it, finds by
+search which entries of each message fall into it, and adds them rank by rank with a barrier in
+between: no atomics, the same bits always.
 """
+
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -10,6 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire.kernels.launch_triton import Launcher, aligned
+from gradwire.kernels.pieces import Piece, Table, table
+from gradwire.kernels.scan_triton import locate
 
 SPAN = 32768
 FILL = 4096
@@ -46,12 +51,17 @@ def _search(first, targets, capacity, there, SEEKERS: tl.constexpr):
     return base
 
 
-@triton.jit(do_not_specialize=["stride", "size", "capacity", "ranks"])
+@triton.jit(do_not_specialize=["stride", "size", "capacity", "ranks", "length"])
 def _decode(
-    out, ok, gathered, own, common, stride, size, capacity, ranks,
+    out, ok, gathered, own, common, rows, stride, size, capacity, ranks, length,
     VALUES: tl.constexpr, RANKS: tl.constexpr, SPAN: tl.constexpr, FILL: tl.constexpr,
+    ALIGNED: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
-    begin = tl.program_id(0).to(tl.int64) * SPAN
+    tile = tl.program_id(0)
+    place = tl.zeros([], tl.int64)
+    if PIECES:
+        tile, out, place, length, _ = locate(rows, tl.float32, ALIGNED, PIECES)
+    first = tile.to(tl.int64) * SPAN
     usable = _all_usable(gathered, own, stride, ranks, RANKS)
     if tl.program_id(0) == 0:
         tl.store(ok, usable != 0)
@@ -59,22 +69,23 @@ def _decode(
     start = tl.where(usable != 0, 0, 0x7FC00000).to(tl.float32, bitcast=True)
     i = tl.arange(0, FILL)
     for j in tl.static_range(0, SPAN, FILL):
-        left = size + 1 - begin - j
+        left = length - first - j
         if left >= FILL:
-            tl.store(out + begin + j + i, tl.zeros([FILL], tl.float32) + start)
+            tl.store(out + first + j + i, tl.zeros([FILL], tl.float32) + start)
         else:
-            tl.store(out + begin + j + i, tl.zeros([FILL], tl.float32) + start, mask=i < left)
-    end = tl.minimum(begin + SPAN, size)
+            tl.store(out + first + j + i, tl.zeros([FILL], tl.float32) + start, mask=i < left)
+    begin = place + first
+    end = tl.minimum(tl.minimum(begin + SPAN, place + length), size)
     seeker = tl.arange(0, 2 * RANKS)
     message = (seeker // 2).to(tl.int64) * stride
     if common is None:
-        first = gathered + 8 + message
+        lists = gathered + 8 + message
         body = gathered + 8 + capacity
     else:
-        first = common + message * 0
+        lists = common + message * 0
         body = gathered + 8
     targets = tl.where(seeker % 2 == 0, begin, end).to(tl.int32)
-    edges = _search(first, targets, capacity, seeker // 2 < ranks, 2 * RANKS)
+    edges = _search(lists, targets, capacity, seeker // 2 < ranks, 2 * RANKS)
     tl.debug_barrier()
     lane = tl.arange(0, 256)
     for rank in range(ranks):
@@ -88,8 +99,9 @@ def _decode(
             index = tl.load(indices + at + lane, mask=inside, other=-1)
             inside &= (index >= begin) & (index < end)
             value = tl.load(given + at + lane, mask=inside, other=0).to(tl.float32)
-            old = tl.load(out + index, mask=inside, other=0)
-            tl.store(out + index, old + tl.div_rn(value, ranks.to(tl.float32)), mask=inside)
+            there = out + (index - place)
+            old = tl.load(there, mask=inside, other=0)
+            tl.store(there, old + tl.div_rn(value, ranks.to(tl.float32)), mask=inside)
         tl.debug_barrier()
 
 
@@ -104,17 +116,25 @@ def decode_triton(
     capacity: int,
     values: torch.dtype,
     common: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+    into: Sequence[Piece] = (),
+) -> tuple[Tensor | None, Tensor]:
     """See `decode`. Moves 4 bytes an entry and, for each rank, 8 and two sectors a sent one."""
-    ranks, length = gathered.shape
-    out = torch.empty(size + 1, device=gathered.device)
+    ranks, stride = gathered.shape
+    out = None if into else torch.empty(size + 1, device=gathered.device)
+    if out is None:
+        (part,) = table(size, gathered.device, into, False, SPAN)
+    else:
+        part = Table.whole(out, size + 1, SPAN)
     ok = torch.empty((), dtype=torch.bool, device=gathered.device)
-    words = gathered.view(torch.int32)
+    words, target = gathered.view(torch.int32), part.gradient
     known = None if common is None else common.data_ptr() % 16
-    key = (values, ranks, known, *aligned(gathered, own))
+    key = (
+        values, ranks, known, *aligned(gathered, own), part.aligned, part.pieces,
+        None if target is None else target.data_ptr() % 16,
+    )  # fmt: skip
     _launch(
-        -(-(size + 1) // SPAN), key, out, out, ok, words, own.view(torch.int32), common,
-        length // 4, size, capacity, ranks, DTYPES[values], 1 << (ranks - 1).bit_length(), SPAN,
-        FILL,
+        part.tiles, key, gathered, target, ok, words, own.view(torch.int32), common, part.rows,
+        stride // 4, size, capacity, ranks, part.length, DTYPES[values],
+        1 << (ranks - 1).bit_length(), SPAN, FILL, part.aligned, part.pieces,
     )  # fmt: skip
     return out, ok

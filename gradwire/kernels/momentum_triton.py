@@ -90,7 +90,7 @@ def momentum_triton(
 ) -> Tensor:
     """See `momentum`. One launch; moves 20 bytes an entry for fp32 gradients."""
     finite = flag(residual.device)
-    for part in table(residual, pieces, maxima is not None, TILE):
+    for part in table(residual.numel(), residual.device, pieces, maxima is not None, TILE):
         given = part.gradient
         key = (
             group, part.pieces, part.dtype, part.aligned, unscale is None, nesterov,

@@ -1,4 +1,4 @@
-"""How a bundle's gradient arrives: in pieces, and what one launch needs to know of them.
+"""How a bundle's gradient arrives and leaves: in pieces, and what one launch must know of them.
 
 DDP hands over slices of its buckets. Slices that follow each other in the bucket and in the bundle
 are one piece; what is left goes into a table on the device, made once, so that any number of pieces
@@ -44,12 +44,13 @@ class Table:
         return cls(gradient, None, dtype, True, 0, -(-span // tile), length, span)
 
 
-def table(residual: Tensor, pieces: Sequence[Piece], everything: bool, tile: int) -> list[Table]:
-    """The launches that take in `pieces`, one for each dtype among them.
+def table(
+    size: int, device: torch.device, pieces: Sequence[Piece], everything: bool, tile: int
+) -> list[Table]:
+    """The launches that go over `pieces` of a bundle of `size`, one for each dtype among them.
 
     `everything`: what no piece covers is looked at too, as if its gradient were zero.
     """
-    size = residual.numel()
     if len(pieces) == 1:
         place, gradient = pieces[0]
         span = min(size, align(gradient.numel()))
@@ -57,7 +58,7 @@ def table(residual: Tensor, pieces: Sequence[Piece], everything: bool, tile: int
             return [Table.whole(gradient, span, tile)]
     dtypes = dict.fromkeys(g.dtype for _, g in pieces) or [torch.float32]
     return [
-        _cached(residual, pieces, dtype, everything and i == 0, tile)
+        _cached(size, device, pieces, dtype, everything and i == 0, tile)
         for i, dtype in enumerate(dtypes)
     ]
 
@@ -95,9 +96,9 @@ NEVER = 1 << 40
 
 
 def _cached(
-    residual: Tensor, pieces: Sequence[Piece], dtype: torch.dtype, everything: bool, tile: int
-) -> Table:
-    size, device = residual.numel(), residual.device
+    size: int, device: torch.device, pieces: Sequence[Piece], dtype: torch.dtype,
+    everything: bool, tile: int,
+) -> Table:  # fmt: skip
     where = tuple((place, g.data_ptr(), g.numel(), g.dtype) for place, g in pieces)
     key = (size, device, dtype, everything, tile, where)
     if key not in _tables:

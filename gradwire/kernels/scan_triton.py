@@ -154,7 +154,7 @@ def scan_triton(
 ) -> Tensor:
     """See `scan`. One launch; moves 12 bytes an entry for fp32 gradients, 4 / group for maxima."""
     finite = flag(residual.device)
-    for part in table(residual, pieces, maxima is not None, TILE):
+    for part in table(residual.numel(), residual.device, pieces, maxima is not None, TILE):
         scan_part(residual, part, maxima, group, unscale, finite, edge, skipped)
     return finite
 

@@ -135,7 +135,7 @@ def one_dies(rank):
         def broken(*_args):
             raise ValueError("a bug on rank 1")
 
-        wire.process = broken
+        wire.replace = broken
     begin = time.monotonic()
     try:
         models.train(ddp, rank, 1)

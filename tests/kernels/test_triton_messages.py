@@ -9,7 +9,7 @@ from gradwire.kernels.decode_torch import decode_torch
 from gradwire.kernels.decode_triton import SPAN, decode_triton
 from gradwire.kernels.settle_torch import settle_torch
 from gradwire.kernels.settle_triton import settle_triton
-from gradwire.types import Sparse
+from gradwire.types import Sparse, align
 
 
 def chosen(size, k, seed=0, padding=0, common=False):
@@ -72,6 +72,35 @@ def test_decode_equals_reference(ranks, values, common):
         assert ok
         assert mean.numel() == size + 1
         assert float(mean[-1]) == 0
+
+
+def pieces_of(lengths, gap=0):
+    """Slices of one buffer full of sevens, for parts that begin at multiples of 64."""
+    buffer = torch.full((sum(lengths) + gap * (len(lengths) + 1),), 7.0, device=DEVICE)
+    pieces, place, start = [], 0, gap
+    for n in lengths:
+        pieces.append((place, buffer[start : start + n]))
+        place, start = place + align(n), start + n + gap
+    return place, pieces, buffer
+
+
+@pytest.mark.parametrize("usable", [True, False])
+@pytest.mark.parametrize("gap", [0, 3])
+@pytest.mark.parametrize("lengths", [[SPAN + 70], [5, SPAN + 1, 64, 64, 130], [640, 128]], ids=str)
+def test_the_mean_goes_into_pieces(lengths, gap, usable):
+    size, pieces, buffer = pieces_of(lengths, gap)
+    stack, message = gathered(size, 500, 3)
+    stack[1].view(torch.int32)[4] = int(usable)
+    args = (stack, message.buffer, size, 500, torch.float32)
+    mean, _ = decode_torch(*args)
+    for version in (decode_torch, decode_triton):
+        buffer.fill_(7)
+        nothing, ok = version(*args, None, pieces)
+        assert nothing is None
+        assert bool(ok) == usable
+        for place, piece in pieces:
+            assert same(piece, mean[place : place + piece.numel()])
+        assert int((buffer == 7).sum()) == gap * (len(lengths) + 1)
 
 
 @pytest.mark.parametrize("word", [0, 1, 2, 4, 5, 6, 7])

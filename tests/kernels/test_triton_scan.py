@@ -133,10 +133,11 @@ def test_slices_that_follow_each_other_are_one_run():
 
 def test_any_number_of_pieces_is_one_launch_and_its_table_is_made_once():
     residual, pieces = problem("ugly", FP32)
-    first = table(residual, pieces, True, TILE)
+    where = residual.numel(), residual.device
+    first = table(*where, pieces, True, TILE)
     assert len(first) == 1
-    assert table(residual, pieces, True, TILE)[0] is first[0]
-    assert table(residual, pieces[1:], True, TILE)[0] is not first[0]
+    assert table(*where, pieces, True, TILE)[0] is first[0]
+    assert table(*where, pieces[1:], True, TILE)[0] is not first[0]
 
 
 @gpu
