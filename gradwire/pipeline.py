@@ -54,7 +54,7 @@ def average(
             bundle.note_rounding(sparse.values, message.delivered.values)
     exchange = EXCHANGES[choice.exchange]
     options = {} if choice.reason else config.exchange_options
-    as_it_is = bundle.dtype == torch.float32 and scale is None and not bundle.masks and not unused
+    as_it_is = bundle.dtype == torch.float32 and scale is None and not bundle.masks
     into = [pieces] if in_place and exchange.fills and as_it_is else []
     outcome = exchange.run(message, bundle.u, group, bundle.memory, *into, **options)
     with stage("decode"):

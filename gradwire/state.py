@@ -183,33 +183,32 @@ class State:
 
     def process(self, bundle: Bundle, gradients: Sequence[Tensor]) -> Tensor:
         """The averaged bundle; `gradients` are its slots' flat gradients, in order."""
-        update = self._average(bundle, gradients)
-        assert update is not None, "it goes into the gradients where that is allowed"
+        pieces = [(s.offset, g) for s, g in zip(bundle.slots, gradients, strict=True)]
+        update = self._average(bundle, pieces)
+        assert update is not None, "it goes into the pieces where that is allowed"
         return update
 
     @torch.no_grad()
-    def replace(
-        self, bundle: Bundle, gradients: Sequence[Tensor], unused: Sequence[Slot] = ()
-    ) -> None:
-        """The same; the averaged bundle takes the place of the gradients."""
-        update = self._average(bundle, gradients, unused, in_place=True)
+    def replace(self, bundle: Bundle, pieces: Sequence[Piece], unused: Sequence[Slot] = ()) -> None:
+        """The averaged bundle takes the place of its gradient, which arrives in `pieces`."""
+        update = self._average(bundle, pieces, unused, in_place=True)
         if update is not None:
-            parts = [update[slot.offset : slot.offset + slot.numel] for slot in bundle.slots]
-            # One launch on CUDA, however many parameters there are.
-            torch._foreach_copy_(list(gradients), parts)
+            parts = [update[place : place + piece.numel()] for place, piece in pieces]
+            # One launch on CUDA, however many pieces there are.
+            torch._foreach_copy_([piece for _, piece in pieces], parts)
 
     @torch.no_grad()
     def _average(
         self,
         bundle: Bundle,
-        gradients: Sequence[Tensor],
+        pieces: Sequence[Piece],
         unused: Sequence[Slot] = (),
         in_place: bool = False,
     ) -> Tensor | None:
         choice = self.choose(bundle)
-        pieces: list[Piece] = [
-            (s.offset, g) for s, g in zip(bundle.slots, gradients, strict=True) if s not in unused
-        ]
+        if unused:
+            without = {slot.offset for slot in unused if slot.numel}
+            pieces = [piece for piece in pieces if piece[0] not in without]
         with timed_by(self.clock, bundle.index):
             update = pipeline.average(
                 bundle, pieces, choice, self.config, self.group, self._skipped, self._scale, unused,

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from gradwire.accumulate import Bundle
+from gradwire.kernels.pieces import Piece
 from gradwire.state import State
 from gradwire.types import Slot
 
@@ -31,16 +32,18 @@ class Waiting:
 class Buckets:
     """Sorts the parameters of one step's buckets into bundles."""
 
-    def __init__(self, state: State, names: dict[int, str]) -> None:
+    def __init__(self, state: State, names: dict[int, str], *, merge: bool) -> None:
         self._state = state
         self._names = names
+        self._merge = merge
+        """Whether parameters that follow each other are one piece: a quarter of the host's work."""
         # The backward pass brings buckets while the ordered thread finishes bundles.
         self._lock = threading.Lock()
         self.reset()
 
     def reset(self) -> None:
         """Forget a step that did not finish."""
-        self._parts: dict[str, Tensor] = {}
+        self._pieces: dict[int, list[Piece]] = {b.index: [] for b in self._state.bundles}
         self._missing = {b.index: len(b.slots) for b in self._state.bundles}
         self._left = len(self._missing)
         self._waiting: list[Waiting] = []
@@ -55,23 +58,21 @@ class Buckets:
         buffer = bucket.buffer()
         waiting = Waiting(buffer, future)
         complete: list[Bundle] = []
-        start = 0
+        homes = [self._state.home(self._names[id(p)]) for p in bucket.parameters()]
         with self._lock:
             self._waiting.append(waiting)
-            for parameter in bucket.parameters():
-                n = parameter.numel()
-                bundle, slot = self._state.home(self._names[id(parameter)])
-                self._parts[slot.name] = buffer[start : start + n]
-                start += n
+            for index, place, start, n in runs_of(homes, self._merge):
+                self._pieces[index].append((place, buffer[start : start + n]))
+            for bundle, _ in homes:
                 waiting.bundles.add(bundle.index)
                 self._missing[bundle.index] -= 1
                 if self._missing[bundle.index] == 0:
                     complete.append(bundle)
         return complete
 
-    def gradients(self, bundle: Bundle) -> list[Tensor]:
-        """The bundle's flat gradients: slices of the buckets they came in."""
-        return [self._parts[slot.name] for slot in bundle.slots]
+    def pieces(self, bundle: Bundle) -> list[Piece]:
+        """The bundle's gradient, in its order: slices of the buckets it came in."""
+        return sorted(self._pieces[bundle.index], key=lambda piece: piece[0])
 
     def finish(self, bundle: Bundle) -> list[Waiting]:
         """The averaged bundle is in the buckets: those that are done with it."""
@@ -88,6 +89,22 @@ class Buckets:
         with self._lock:
             left, self._waiting = self._waiting, []
         return left
+
+
+def runs_of(homes: Sequence[tuple[Bundle, Slot]], merge: bool) -> list[tuple[int, int, int, int]]:
+    """(bundle, place in it, start in the bucket, entries) of parameters in a bucket's order."""
+    runs: list[tuple[int, int, int, int]] = []
+    start = 0
+    for bundle, slot in homes:
+        run = bundle.index, slot.offset, start, slot.numel
+        if merge and runs:
+            index, place, begin, n = runs[-1]
+            if (index, place + n) == (bundle.index, slot.offset):
+                runs.pop()
+                run = index, place, begin, n + slot.numel
+        runs.append(run)
+        start += slot.numel
+    return runs
 
 
 class UsedParameters:

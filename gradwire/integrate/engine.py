@@ -55,7 +55,10 @@ class Engine:
         bounds = {"bounds of method='auto'": None if state.auto is None else state.auto.bounds}
         group = meet(state.process_group, state.config, slots, device, bounds)
         state.open(slots, device, group)
-        self._buckets = Buckets(state, self._names)
+        # Where one parameter may be left out, or norms are added up, each is a piece of its own:
+        # DDP cuts its buckets anew after the first step, and a sum must not depend on that.
+        merge = not self._watch_unused and not state.config.clip
+        self._buckets = Buckets(state, self._names, merge=merge)
         if self._watch_unused:
             self._used = UsedParameters(parameters, self._names)
         if device.type == "cuda":
@@ -195,7 +198,7 @@ class Engine:
         unused: list[Slot] = []
         if self._used is not None:
             unused = self._used.unused_everywhere(bundle, state)
-        state.replace(bundle, self._buckets.gradients(bundle), unused)
+        state.replace(bundle, self._buckets.pieces(bundle), unused)
         done = self._buckets.finish(bundle)
         if state.auto is not None and self._buckets.idle:
             state.auto.mark("done")

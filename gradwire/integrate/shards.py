@@ -17,6 +17,7 @@ from gradwire.cluster.group import DistributedGroup
 from gradwire.errors import AttachError, ConfigError, DriftError, ExchangeError
 from gradwire.integrate.axes import share
 from gradwire.integrate.units import Unit
+from gradwire.kernels.pieces import Piece
 
 if TYPE_CHECKING:
     from gradwire.integrate.fsdp import ShardedWire
@@ -68,9 +69,8 @@ class Shards:
             flat.zero_()
             return
         for bundle in bundles:
-            gradients = [parts[slot.name] for slot in bundle.slots]
             try:
-                self._exchange(bundle, gradients)
+                self._exchange(bundle, [(slot.offset, parts[slot.name]) for slot in bundle.slots])
             except Exception as error:
                 self._fail(bundle, error)
             self._processed[bundle.index] = bundle
@@ -85,12 +85,12 @@ class Shards:
         for bundle in bundles:
             self._wire.hold(bundle, [parts[slot.name] for slot in bundle.slots])
 
-    def _exchange(self, bundle: Bundle, gradients: Sequence[Tensor]) -> None:
+    def _exchange(self, bundle: Bundle, pieces: Sequence[Piece]) -> None:
         wire = self._wire
         if not wire.group.on_stream:
             entries = wire.choose(bundle).k
             wire.group.agree("exchange", step=wire.steps, bundle=bundle.index, entries=entries)
-        wire.replace(bundle, gradients)
+        wire.replace(bundle, pieces)
 
     # --- where a step begins and ends -----------------------------------------------------------
 

@@ -1,0 +1,52 @@
+"""Buckets become pieces of bundles: as few as there can be, with the same result."""
+
+import pytest
+import torch
+from torch import nn
+
+from gradwire.accumulate import Bundle
+from gradwire.accumulate.layout import place
+from gradwire.integrate.buckets import runs_of
+from gradwire.types import Slot
+from tests.integrate import models
+
+
+def bundle_of(index, *lengths):
+    slots = [Slot(f"{index}.{n}", (n,), (1,), torch.float32, numel=n) for n in lengths]
+    return Bundle(place(slots), torch.device("cpu"), rank=0, index=index, dense=False)
+
+
+def homes_of(*bundles):
+    return [(bundle, slot) for bundle in bundles for slot in bundle.slots]
+
+
+def test_parameters_that_follow_each_other_are_one_run():
+    homes = homes_of(bundle_of(0, 64, 128, 100, 64), bundle_of(1, 64, 0, 64))
+    assert runs_of(homes, True) == [(0, 0, 0, 292), (0, 320, 292, 64), (1, 0, 356, 128)]
+    assert len(runs_of(homes, False)) == 7
+
+
+def test_in_another_order_they_are_not():
+    homes = homes_of(bundle_of(0, 64, 128, 256))
+    assert runs_of(homes[::-1], True) == [(0, 192, 0, 256), (0, 64, 256, 128), (0, 0, 384, 64)]
+    assert runs_of([homes[1], homes[2], homes[0]], True) == [(0, 64, 0, 384), (0, 0, 384, 64)]
+
+
+def steps(rank, options, fields):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(31, 128), nn.ReLU(), nn.Linear(128, 64), nn.Linear(64, 5))
+    ddp, wire = models.wrapped(net=net, ddp=options, **fields)
+    seen = []
+    replace = wire.replace
+    wire.replace = lambda b, pieces, *more: (seen.append(len(pieces)), replace(b, pieces, *more))
+    models.train(ddp, rank, 6)
+    return models.flat(ddp).numpy().tobytes(), sum(seen[-len(wire.bundles) :])
+
+
+@pytest.mark.parametrize("fields", [{}, {"exchange": "union"}, {"values": "bf16"}], ids=str)
+def test_merged_or_not_the_weights_are_the_same(ranks, fields):
+    fields = {"bundle_mb": 1.0, **fields}
+    merged = ranks.run(2, steps, {}, fields)
+    single = ranks.run(2, steps, {"find_unused_parameters": True}, fields)
+    assert merged[0][0] == merged[1][0] == single[0][0] == single[1][0]
+    assert merged[0][1] < single[0][1] == 6
