@@ -17,7 +17,6 @@ from gradwire.cluster.group import DistributedGroup
 from gradwire.errors import AttachError, ConfigError, DriftError, ExchangeError
 from gradwire.integrate.axes import share
 from gradwire.integrate.units import Unit
-from gradwire.kernels.pieces import Piece
 
 if TYPE_CHECKING:
     from gradwire.integrate.fsdp import ShardedWire
@@ -69,10 +68,13 @@ class Shards:
             flat.zero_()
             return
         for bundle in bundles:
+            gradients = [parts[slot.name] for slot in bundle.slots]
             try:
-                self._exchange(bundle, [(slot.offset, parts[slot.name]) for slot in bundle.slots])
+                update = self._exchange(bundle, gradients)
             except Exception as error:
                 self._fail(bundle, error)
+            places = [update[s.offset : s.offset + s.numel] for s in bundle.slots]
+            torch._foreach_copy_(gradients, places)
             self._processed[bundle.index] = bundle
 
     def _hold(self, unit: Unit, bundles: Sequence[Bundle], parts: dict[str, Tensor]) -> None:
@@ -85,12 +87,12 @@ class Shards:
         for bundle in bundles:
             self._wire.hold(bundle, [parts[slot.name] for slot in bundle.slots])
 
-    def _exchange(self, bundle: Bundle, pieces: Sequence[Piece]) -> None:
+    def _exchange(self, bundle: Bundle, gradients: Sequence[Tensor]) -> Tensor:
         wire = self._wire
         if not wire.group.on_stream:
             entries = wire.choose(bundle).k
             wire.group.agree("exchange", step=wire.steps, bundle=bundle.index, entries=entries)
-        wire.replace(bundle, pieces)
+        return wire.process(bundle, gradients)
 
     # --- where a step begins and ends -----------------------------------------------------------
 
