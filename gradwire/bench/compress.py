@@ -29,6 +29,9 @@ ROTATE = 256 << 20
 EXTRA = ("floor", "torch.topk", "noop", "local")
 """Rows that are not methods: e.add_(g), torch.topk of the same vector, nothing, the whole path."""
 
+LEARNING = 25
+"""Steps in which a threshold that follows its count catches up with a residual that was zero."""
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -127,6 +130,9 @@ def _row(
         steps[0]()
         achieved = steps[0].achieved()
         energy, recall = quality(steps[0].delivered, sets.gradients[0], k)
+        if METHODS[name].learns is not None:
+            for step in LEARNING * steps:
+                step()
         time = measure(steps, sets.device, repeat, warmup)
     return Row.of(
         variant.name, sets.size, density, k, achieved, time, floor, nbytes, sets.device,
@@ -143,7 +149,7 @@ class Step:
     ) -> None:  # fmt: skip
         self._bundle, self._never, self._options = bundle, never, options
         self._pieces = [(0, gradient)]
-        self._run = METHODS[method].run
+        self._run, self._learns = METHODS[method].run, METHODS[method].learns
         config = Config(method=method, density=density, options=options, dense_below=0)
         self._choice = choose(bundle, config, 0, 4, False)
         bundle.buffer.zero_()
@@ -163,6 +169,8 @@ class Step:
             return
         sparse = self._run(bundle.u, self._choice.k, bundle.memory, scan, **self._options)
         bundle.delivered = Delivered(scan.finite, sparse.indices, sparse.values)
+        if self._learns is not None:
+            self._learns(bundle.memory, sparse, self._choice.k)
 
     def achieved(self) -> int:
         """Entries the last call chose."""

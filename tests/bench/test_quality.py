@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from gradwire.bench import bench_compress
+from gradwire.bench import compress as bench
 from gradwire.bench.data import DATA, draw, read_gradient
 from gradwire.bench.quality import quality
 from gradwire.errors import ConfigError
@@ -113,3 +114,20 @@ def test_a_cut_off_or_missing_file_is_refused(tmp_path):
     for name in ("x.npy", "y.npy"):
         with pytest.raises(ConfigError, match="not a readable"):
             read_gradient(tmp_path / name)
+
+
+@pytest.mark.parametrize("method", ["micro", "exdyna"])
+def test_a_threshold_that_follows_its_count_has_caught_up_before_it_is_timed(monkeypatch, method):
+    monkeypatch.setattr(bench, "ROTATE", 1)
+    kept = []
+
+    def timed(steps, *_):
+        kept.extend(steps)
+        return bench.Timing(1.0, 1.0, 1.0)
+
+    monkeypatch.setattr(bench, "measure", timed)
+    list(bench_compress([100_000], [0.01], [method], CPU))
+    found = [step.achieved() for step in kept if isinstance(step, bench.Step)]
+    assert found
+    # A message has room for 2 k, which the threshold of the first step fills from the third on.
+    assert all(500 < n < 1500 for n in found), found
