@@ -111,7 +111,7 @@ Momentum = Annotated[
     option(
         "--momentum",
         panel=WHAT,
-        default=Options.momentum,
+        default=f"{Options.momentum}, and none for lstm-ptb on its own data",
         help="SGD's momentum, AdamW's beta1.",
     ),
 ]

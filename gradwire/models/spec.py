@@ -24,6 +24,7 @@ class ModelSpec:
     batch: int
     lr: float
     epochs: int
+    momentum: float = 0.9
     clip: float = 0.0
     task: str = "classify"
     data: tuple[str, ...] = ()
@@ -44,4 +45,5 @@ class Embedded:
     batch: int
     lr: float
     epochs: int
+    momentum: float = 0.9
     size: Mapping[str, Any] = field(default_factory=dict)

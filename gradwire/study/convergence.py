@@ -38,7 +38,8 @@ WANTED: dict[str, dict[str, Any]] = {
     "topk/sketched": {},
     "topk/gs-sgd": {},
 }
-"""What is compared, and the options of `gradwire train` that its name does not say."""
+"""What is compared, and the options of `gradwire train` that its name does not say. LSTM-PTB has no
+momentum, so there is none to correct."""
 
 RUNS: dict[str, dict[str, Any]] = {
     "resnet20": {"epochs": 120, "lr": 0.4, "weight_decay": 1e-4},

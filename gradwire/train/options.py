@@ -208,7 +208,7 @@ def resolve(given: Mapping[str, Any], workers: int | None = None) -> Options:
         )
     files = chosen.get("data_dir") or chosen.get("data", "") in spec.data
     source = spec if files or not spec.embedded else spec.embedded
-    recipe = {name: getattr(source, name) for name in ("epochs", "batch", "lr")}
+    recipe = {name: getattr(source, name) for name in ("epochs", "batch", "lr", "momentum")}
     recipe |= {"workers": workers or gpus or 2, "clip": spec.clip}
     return Options(**(recipe | chosen))
 

@@ -14,6 +14,13 @@ def test_the_model_brings_its_recipe():
     assert (own.data, digits.data) == ("cifar10", "digits")
 
 
+def test_lstm_ptb_has_no_momentum_but_on_embedded_phrases():
+    assert resolve({"model": "lstm-ptb", "data_dir": "x"}).momentum == 0
+    assert resolve({"model": "lstm-ptb"}).momentum == 0.9
+    assert resolve({"model": "lstm-ptb", "data_dir": "x", "momentum": 0.5}).momentum == 0.5
+    assert resolve({"model": "resnet20", "data_dir": "x"}).momentum == 0.9
+
+
 def test_what_was_chosen_comes_before_the_recipe():
     options = resolve({"model": "fnn3", "batch": 7, "lr": 0.5, "epochs": None})
     assert (options.batch, options.lr) == (7, 0.5)
