@@ -43,8 +43,9 @@ class Task:
 def work(task: Task, device: Machine, network: Network) -> Work:
     """The bundle's local work.
 
-    The mean is written once and copied into DDP's bucket: 12 bytes an entry. Whole vectors, as
-    dense exchanges and sketches handle them, take a pass of the floor for every 12 bytes.
+    The mean counts as written once and copied into DDP's bucket, 12 bytes an entry, as when the
+    constants were measured; that of an all-gather goes there at once since. Whole vectors, as dense
+    exchanges and sketches handle them, take a pass of the floor for every 12 bytes.
     """
     copies = device.floor(task.size)
     if task.method == "dense":
