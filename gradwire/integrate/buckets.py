@@ -5,7 +5,6 @@ is answered when all bundles it has a part in are done. Buckets arrive in the sa
 rank, and so bundles complete in the same order.
 """
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -37,8 +36,6 @@ class Buckets:
         self._names = names
         self._merge = merge
         """Whether parameters that follow each other are one piece, a third less for the host."""
-        # The backward pass brings buckets while the ordered thread finishes bundles.
-        self._lock = threading.Lock()
         self.reset()
 
     def reset(self) -> None:
@@ -59,15 +56,14 @@ class Buckets:
         waiting = Waiting(buffer, future)
         complete: list[Bundle] = []
         homes = [self._state.home(self._names[id(p)]) for p in bucket.parameters()]
-        with self._lock:
-            self._waiting.append(waiting)
-            for index, place, start, n in runs_of(homes, self._merge):
-                self._pieces[index].append((place, buffer[start : start + n]))
-            for bundle, _ in homes:
-                waiting.bundles.add(bundle.index)
-                self._missing[bundle.index] -= 1
-                if self._missing[bundle.index] == 0:
-                    complete.append(bundle)
+        self._waiting.append(waiting)
+        for index, place, start, n in runs_of(homes, self._merge):
+            self._pieces[index].append((place, buffer[start : start + n]))
+        for bundle, _ in homes:
+            waiting.bundles.add(bundle.index)
+            self._missing[bundle.index] -= 1
+            if self._missing[bundle.index] == 0:
+                complete.append(bundle)
         return complete
 
     def pieces(self, bundle: Bundle) -> list[Piece]:
@@ -76,18 +72,16 @@ class Buckets:
 
     def finish(self, bundle: Bundle) -> list[Waiting]:
         """The averaged bundle is in the buckets: those that are done with it."""
-        with self._lock:
-            self._left -= 1
-            for waiting in self._waiting:
-                waiting.bundles.discard(bundle.index)
-            done = [w for w in self._waiting if not w.bundles]
-            self._waiting = [w for w in self._waiting if w.bundles]
+        self._left -= 1
+        for waiting in self._waiting:
+            waiting.bundles.discard(bundle.index)
+        done = [w for w in self._waiting if not w.bundles]
+        self._waiting = [w for w in self._waiting if w.bundles]
         return done
 
     def abandon(self) -> list[Waiting]:
         """Every bucket that is still waited for."""
-        with self._lock:
-            left, self._waiting = self._waiting, []
+        left, self._waiting = self._waiting, []
         return left
 
 

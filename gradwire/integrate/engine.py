@@ -1,4 +1,4 @@
-"""Runs a State's steps beside DDP's backward pass: on a side stream, or in one ordered thread."""
+"""Runs a State's steps beside DDP's backward pass: in one ordered thread, on a side stream."""
 
 import contextlib
 import logging
@@ -23,13 +23,16 @@ from gradwire.types import Slot
 
 log = logging.getLogger("gradwire")
 
+Arrival = tuple[dist.GradBucket, "Future[object]"]
+
 
 class Engine:
     """Buckets in, Futures out.
 
-    NCCL: the work is enqueued on a side stream by the hook itself; no thread, no host sync. Gloo:
-    one ordered thread does it, because a blocking collective inside a hook stops the backward
-    pass and inside a Future's callback can hang.
+    One ordered thread does the work. With NCCL it only enqueues it, on a side stream: but that is
+    Python, which would hold up the backward pass, most of whose time on a fast GPU is launching
+    too. With Gloo a blocking collective inside a hook would stop the backward pass, and inside a
+    Future's callback can hang.
     """
 
     def __init__(self, state: State, *, watch_unused: bool) -> None:
@@ -41,7 +44,7 @@ class Engine:
         self._stream: torch.cuda.Stream | None = None
         self.broken: Exception | None = None
         """What ended the exchange; autograd passes on its words, but not its kind."""
-        self._early: list[tuple[dist.GradBucket, Future[object]]] = []
+        self._early: list[Arrival] = []
 
     def open(self, parameters: Sequence[Tensor]) -> None:
         """Meet the other ranks and allocate the residuals. A collective call."""
@@ -64,9 +67,8 @@ class Engine:
         if device.type == "cuda":
             # The backward pass has plenty to do meanwhile; what waits for the network goes first.
             self._stream = torch.cuda.Stream(device, priority=-1)
-        if not group.on_stream:
-            self._thread = OrderedThread("gradwire")
-            weakref.finalize(self, self._thread.close)
+        self._thread = OrderedThread("gradwire")
+        weakref.finalize(self, self._thread.close)
 
     def close(self) -> None:
         """End the thread. Afterwards nothing is exchanged any more."""
@@ -86,8 +88,13 @@ class Engine:
             return answer
         if not self._state.opened and not self._first_step(bucket, raw):
             return answer
-        for early, future in self._early or [(bucket, raw)]:
-            self._arrive(early, future)
+        if self._state.watch is not None and bucket.index() == 0:
+            self._check_drift()
+        if self._state.auto is not None:
+            self._time(bucket, self._state.auto)
+        ready = self._ready()
+        for early in self._early or [(bucket, raw)]:
+            self._submit(early, ready)
         self._early = []
         return answer
 
@@ -105,53 +112,13 @@ class Engine:
         self.open(parameters)
         return True
 
-    def _arrive(self, bucket: dist.GradBucket, future: "Future[object]") -> None:
-        if bucket.index() == 0:
-            self._begin()
-        if self._state.auto is not None and bucket.is_last():
-            self._state.auto.mark("last")
-        for bundle in self._buckets.arrive(bucket, future):
-            self._start(bundle)
-
-    def _begin(self) -> None:
-        if self._buckets.abandon():
-            warnings.warn(
-                "the last backward pass did not finish; its gradients are dropped", stacklevel=2
-            )
-        self._buckets.reset()
-        if self._state.watch is not None:
-            self._check_drift()
-        with self._side_stream():
-            self._state.begin()
-        if self._state.auto is not None:
-            self._measure(self._state.auto)
-
-    def _measure(self, auto: Auto) -> None:
-        """One step more for `auto`; after the last one it says how to go on."""
-        auto.begin(self._state.clock)
-        if not auto.due:
-            return
-        if self._thread is None:
-            with self._side_stream():
-                self._state.settle_auto()
-        else:
-            ready = self._ready()
-            self._thread.wait(lambda: self._settle_auto(ready))
-        self._buckets.reset()
-
-    def _settle_auto(self, ready: "torch.cuda.Event | None") -> None:
-        with self._side_stream(ready), torch.no_grad():
-            self._state.settle_auto()
-
     def _check_drift(self) -> None:
         """Waits for the answer: an error raised from the hook itself keeps its type."""
-        if self._thread is None:
-            self._look()
-            return
+        assert self._thread is not None
         ready = self._ready()
         self._thread.wait(lambda: self._look(ready))
 
-    def _look(self, ready: "torch.cuda.Event | None" = None) -> None:
+    def _look(self, ready: "torch.cuda.Event | None") -> None:
         try:
             with self._side_stream(ready):
                 self._state.check_drift()
@@ -161,30 +128,58 @@ class Engine:
             self._state.group.give_up()
             raise
 
+    def _time(self, bucket: dist.GradBucket, auto: Auto) -> None:
+        """When a bucket is here: the thread may see it later."""
+        if bucket.index() == 0:
+            auto.begin(self._state.clock)
+        if bucket.is_last():
+            auto.mark("last")
+
     def _ready(self) -> "torch.cuda.Event | None":
         """When the backward pass so far is done."""
         if self._stream is None:
             return None
         return torch.cuda.current_stream(self._stream.device).record_event()
 
-    def _start(self, bundle: Bundle) -> None:
-        """Process a complete bundle, here or in the thread."""
-        if self._thread is None:
-            self._process(bundle)
-            return
-        ready = self._ready()
-        self._thread.submit(lambda: self._process(bundle, ready))
+    # --- in the thread ------------------------------------------------------------------------
 
-    def _process(self, bundle: Bundle, ready: "torch.cuda.Event | None" = None) -> None:
+    def _submit(self, arrival: Arrival, ready: "torch.cuda.Event | None") -> None:
+        assert self._thread is not None
+        self._thread.submit(lambda: self._arrive(*arrival, ready))
+
+    @torch.no_grad()
+    def _arrive(
+        self,
+        bucket: dist.GradBucket,
+        future: "Future[object]",
+        ready: "torch.cuda.Event | None",
+    ) -> None:
+        """Take in a bucket, and process the bundles that are complete with it."""
         if self.broken is not None:
+            future.set_result(self.broken)
             return
+        what = "the beginning"
         try:
             with self._side_stream(ready):
-                done = self._exchange(bundle)
-                for waiting in done:
-                    waiting.future.set_result(waiting.buffer)
+                if bucket.index() == 0:
+                    self._begin()
+                for bundle in self._buckets.arrive(bucket, future):
+                    what = f"bundle {bundle.index} ({bundle.slots[0].name} ...)"
+                    for waiting in self._exchange(bundle):
+                        waiting.future.set_result(waiting.buffer)
         except Exception as error:
-            self._fail(bundle, error)
+            self._fail(what, future, error)
+
+    def _begin(self) -> None:
+        if self._buckets.abandon():
+            warnings.warn(
+                "the last backward pass did not finish; its gradients are dropped", stacklevel=2
+            )
+        self._buckets.reset()
+        self._state.begin()
+        if self._state.auto is not None and self._state.auto.due:
+            self._state.settle_auto()
+            self._buckets.reset()
 
     @torch.no_grad()
     def _exchange(self, bundle: Bundle) -> list[Waiting]:
@@ -206,28 +201,26 @@ class Engine:
             self._used.clear()
         return done
 
-    def _fail(self, bundle: Bundle, error: Exception) -> None:
+    def _fail(self, what: str, future: "Future[object]", error: Exception) -> None:
         """Nobody may wait for ever: answer every bucket with the error, and release the peers."""
-        self.broken = ExchangeError(
-            f"rank {self._state.group.rank}, step {self._state.steps}, bundle {bundle.index} "
-            f"({bundle.slots[0].name} ...): {error}"
-        )
+        state = self._state
+        self.broken = ExchangeError(f"rank {state.group.rank}, step {state.steps}, {what}: {error}")
         # The error crosses into autograd as text only; here is the last place to see its origin.
         log.error("%s", self.broken, exc_info=error)
-        self._state.group.give_up()
-        for waiting in self._buckets.abandon():
-            waiting.future.set_result(self.broken)
+        state.group.give_up()
+        waiting = self._buckets.abandon()
+        for one in {id(f): f for f in (future, *(w.future for w in waiting))}.values():
+            if not one.done():
+                one.set_result(self.broken)
 
     def _side_stream(
-        self, ready: "torch.cuda.Event | None" = None
+        self, ready: "torch.cuda.Event | None"
     ) -> contextlib.AbstractContextManager[object]:
-        """Work in here is ordered after the backward pass so far, but does not hold it up."""
+        """Work in here is ordered after `ready`, and does not hold up the backward pass."""
         if self._stream is None:
             return contextlib.nullcontext()
-        if ready is not None:
-            self._stream.wait_event(ready)
-        else:
-            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        assert ready is not None
+        self._stream.wait_event(ready)
         return torch.cuda.stream(self._stream)
 
 
