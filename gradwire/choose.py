@@ -34,6 +34,14 @@ class Choice:
 def choose(bundle: Bundle, config: Config, step: int, ranks: int, flush: bool) -> Choice:
     """The choice for this step, the same on every rank."""
     density = config.schedule.at(step)
+    asked = density, ranks, flush, config
+    if bundle.chosen[1:] != asked:
+        bundle.chosen = _choose(bundle, config, density, ranks, flush), *asked
+    choice: Choice = bundle.chosen[0]
+    return choice
+
+
+def _choose(bundle: Bundle, config: Config, density: float, ranks: int, flush: bool) -> Choice:
     k = entries(density, bundle.entries)
     reason = _why_dense(bundle, config, density, k, ranks, flush)
     if reason:

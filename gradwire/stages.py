@@ -11,6 +11,9 @@ from torch.autograd import profiler
 
 STAGES = ("accumulate", "compress", "encode", "exchange", "decode")
 
+FIRST, EVERY = 8, 8
+"""On CUDA the first steps are timed, then one of so many: an event takes the host as long as a
+small launch, and a bundle has twelve."""
 
 Mark = float | torch.cuda.Event
 """When a stage began or ended: host seconds, or an event on the device."""
@@ -22,13 +25,24 @@ class Clock:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._seconds = dict.fromkeys(STAGES, 0.0)
-        self._open: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+        self._open: list[tuple[str, int, torch.cuda.Event, torch.cuda.Event]] = []
         self._spare: list[torch.cuda.Event] = []
         self._streams: dict[int, torch.cuda.Stream] = {}
         self.bundle = -1
         """Whose stages are timed now."""
         self.log: list[tuple[str, int, Mark, Mark]] | None = None
         """Where set: every stage with its bundle, begin and end."""
+        self.weight = 1
+        """How many steps this one stands for; 0 where it is not timed."""
+        self.counted = 0
+        """Steps that those which were timed stand for."""
+
+    def begin(self, step: int) -> None:
+        """Another step."""
+        self.weight = 1
+        if self.device.type == "cuda" and self.log is None and step >= FIRST:
+            self.weight = 0 if step % EVERY else EVERY
+        self.counted += self.weight
 
     def mark(self) -> Mark:
         if self.device.type != "cuda":
@@ -54,24 +68,24 @@ class Clock:
         if self.log is not None:
             self.log.append((name, self.bundle, begin, end))
         if isinstance(begin, float) and isinstance(end, float):
-            self._seconds[name] += end - begin
+            self._seconds[name] += self.weight * (end - begin)
         elif isinstance(begin, torch.cuda.Event) and isinstance(end, torch.cuda.Event):
-            self._open.append((name, begin, end))
+            self._open.append((name, self.weight, begin, end))
         if len(self._open) > 512:
             self._collect()
 
     def seconds(self) -> dict[str, float]:
         """Seconds per stage so far; waits for the device."""
         if self._open:
-            self._open[-1][2].synchronize()
+            self._open[-1][3].synchronize()
         self._collect()
         return dict(self._seconds)
 
     def _collect(self) -> None:
         """Add up what the device has finished, without waiting for the rest."""
-        while self._open and self._open[0][2].query():
-            name, begin, end = self._open.pop(0)
-            self._seconds[name] += begin.elapsed_time(end) / 1e3
+        while self._open and self._open[0][3].query():
+            name, weight, begin, end = self._open.pop(0)
+            self._seconds[name] += weight * begin.elapsed_time(end) / 1e3
             if self.log is None:
                 self._spare += begin, end
 
@@ -83,7 +97,7 @@ _clock: ContextVar[Clock | None] = ContextVar("gradwire_clock", default=None)
 def timed_by(clock: Clock, bundle: int) -> Iterator[None]:
     """Within this context, `stage` reports to `clock` what `bundle` takes."""
     clock.bundle = bundle
-    token = _clock.set(clock)
+    token = _clock.set(clock if clock.weight else None)
     try:
         yield
     finally:

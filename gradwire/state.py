@@ -169,6 +169,7 @@ class State:
         self._flushing, self._flush = self._flush, False
         for bundle in self.bundles:
             bundle.tally()
+        self.clock.begin(self.steps)
         self.steps += 1
 
     def choose(self, bundle: Bundle) -> Choice:

@@ -47,6 +47,8 @@ class Bundle:
         self.memory = Memory(rank, index, ranks)
         self.memory.lay_out(slots, device)
         self.delivered: Delivered | None = None
+        self.chosen: tuple[Any, ...] = ()
+        """What `choose` said last, and of what."""
         self.held: list[tuple[int, Tensor]] = []
         self._early: Tensor | None = None
         """Whether the micro-batches taken in since the last step were finite."""

@@ -134,6 +134,7 @@ def _warm(turn: Turn, task: Task, place: Place) -> None:
     turn.pace = place.sum(*mine)[0] / place.world
     if turn.contender.wire is not None:
         turn.before = turn.contender.wire.stats()
+        turn.counted = turn.contender.wire.clock.counted
 
 
 def _round(turn: Turn, task: Task, place: Place, count: int) -> None:

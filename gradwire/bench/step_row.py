@@ -69,6 +69,7 @@ class Turn:
     steps: int = 0
     sent: int = 0
     before: Stats | None = None
+    counted: int = 0
     alone: dict[str, float] = field(default_factory=dict)
     pace: float = 0.0
     """Seconds of the last step before the first round."""
@@ -86,7 +87,8 @@ def row_of(turn: Turn, noop: Turn, job: Job, task: Task, place: Place) -> StepRo
         now, before = contender.wire.stats(), turn.before
         steps = now.steps - before.steps
         sent = (now.bytes_sent - before.bytes_sent) // steps
-        stages = {k: (now.seconds[k] - v) / steps for k, v in before.seconds.items()}
+        if timed := contender.wire.clock.counted - turn.counted:
+            stages = {k: (now.seconds[k] - v) / timed for k, v in before.seconds.items()}
         said["bundles"] = now.bundles
     return StepRow(
         **said,

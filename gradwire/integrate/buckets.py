@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from gradwire.accumulate import Bundle
-from gradwire.kernels.pieces import Piece
+from gradwire.kernels.pieces import Piece, Pieces
 from gradwire.state import State
 from gradwire.types import Slot
 
@@ -28,6 +28,18 @@ class Waiting:
     bundles: set[int] = field(default_factory=set)
 
 
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """A bucket as it was cut the first time: the same buffer with the same parameters is cut alike.
+
+    pieces: by bundle, its slices. arrived: by bundle, how many of its parameters they hold.
+    """
+
+    key: tuple[int, ...]
+    pieces: dict[int, list[Piece]]
+    arrived: dict[int, int]
+
+
 class Buckets:
     """Sorts the parameters of one step's buckets into bundles."""
 
@@ -36,12 +48,17 @@ class Buckets:
         self._names = names
         self._merge = merge
         """Whether parameters that follow each other are one piece, a third less for the host."""
+        self._bundles: list[Bundle] = []
+        self._cuts: dict[int, Cut] = {}
+        self._whole: dict[int, tuple[list[Cut], Pieces]] = {}
         self.reset()
 
     def reset(self) -> None:
         """Forget a step that did not finish."""
-        self._pieces: dict[int, list[Piece]] = {b.index: [] for b in self._state.bundles}
-        self._missing = {b.index: len(b.slots) for b in self._state.bundles}
+        if self._bundles is not self._state.bundles:
+            self._bundles, self._cuts, self._whole = self._state.bundles, {}, {}
+        self._came: dict[int, list[Cut]] = {b.index: [] for b in self._bundles}
+        self._missing = {b.index: len(b.slots) for b in self._bundles}
         self._left = len(self._missing)
         self._waiting: list[Waiting] = []
 
@@ -53,22 +70,38 @@ class Buckets:
     def arrive(self, bucket: dist.GradBucket, future: "Future[object]") -> list[Bundle]:
         """Take in one bucket; the bundles that are complete with it."""
         buffer = bucket.buffer()
-        waiting = Waiting(buffer, future)
-        complete: list[Bundle] = []
-        homes = [self._state.home(self._names[id(p)]) for p in bucket.parameters()]
-        self._waiting.append(waiting)
-        for index, place, start, n in runs_of(homes, self._merge):
-            self._pieces[index].append((place, buffer[start : start + n]))
-        for bundle, _ in homes:
-            waiting.bundles.add(bundle.index)
-            self._missing[bundle.index] -= 1
-            if self._missing[bundle.index] == 0:
-                complete.append(bundle)
+        ids = [id(p) for p in bucket.parameters()]
+        key = buffer.data_ptr(), buffer.numel(), *ids
+        cut = self._cuts.get(bucket.index())
+        if cut is None or cut.key != key:
+            cut = self._cuts[bucket.index()] = self._cut(buffer, ids, key)
+        self._waiting.append(Waiting(buffer, future, set(cut.arrived)))
+        complete = []
+        for index, count in cut.arrived.items():
+            self._came[index].append(cut)
+            self._missing[index] -= count
+            if self._missing[index] == 0:
+                complete.append(self._bundles[index])
         return complete
 
-    def pieces(self, bundle: Bundle) -> list[Piece]:
+    def _cut(self, buffer: Tensor, ids: Sequence[int], key: tuple[int, ...]) -> Cut:
+        homes = [self._state.home(self._names[i]) for i in ids]
+        cut = Cut(key, {}, {})
+        for index, place, start, n in runs_of(homes, self._merge):
+            cut.pieces.setdefault(index, []).append((place, buffer[start : start + n]))
+        for bundle, _ in homes:
+            cut.arrived[bundle.index] = cut.arrived.get(bundle.index, 0) + 1
+        return cut
+
+    def pieces(self, bundle: Bundle) -> Pieces:
         """The bundle's gradient, in its order: slices of the buckets it came in."""
-        return sorted(self._pieces[bundle.index], key=lambda piece: piece[0])
+        came = self._came[bundle.index]
+        known = self._whole.get(bundle.index)
+        if known is None or known[0] != came:
+            parts = [piece for cut in came for piece in cut.pieces[bundle.index]]
+            known = came, Pieces(sorted(parts, key=lambda piece: piece[0]))
+            self._whole[bundle.index] = known
+        return known[1]
 
     def finish(self, bundle: Bundle) -> list[Waiting]:
         """The averaged bundle is in the buckets: those that are done with it."""

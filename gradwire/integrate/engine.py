@@ -1,6 +1,5 @@
 """Runs a State's steps beside DDP's backward pass: in one ordered thread, on a side stream."""
 
-import contextlib
 import logging
 import warnings
 import weakref
@@ -68,6 +67,7 @@ class Engine:
             # The backward pass has plenty to do meanwhile; what waits for the network goes first.
             self._stream = torch.cuda.Stream(device, priority=-1)
         self._thread = OrderedThread("gradwire")
+        self._thread.submit(self._move_in)
         weakref.finalize(self, self._thread.close)
 
     def close(self) -> None:
@@ -120,8 +120,8 @@ class Engine:
 
     def _look(self, ready: "torch.cuda.Event | None") -> None:
         try:
-            with self._side_stream(ready):
-                self._state.check_drift()
+            self._after(ready)
+            self._state.check_drift()
         except DriftError:
             raise
         except Exception:
@@ -147,7 +147,17 @@ class Engine:
         assert self._thread is not None
         self._thread.submit(lambda: self._arrive(*arrival, ready))
 
-    @torch.no_grad()
+    def _move_in(self) -> None:
+        """What the thread does is of no gradient and on the side stream, from now on."""
+        torch.set_grad_enabled(False)
+        if self._stream is not None:
+            torch.cuda.set_stream(self._stream)
+
+    def _after(self, ready: "torch.cuda.Event | None") -> None:
+        """What is enqueued from now on waits for `ready`."""
+        if self._stream is not None and ready is not None:
+            self._stream.wait_event(ready)
+
     def _arrive(
         self,
         bucket: dist.GradBucket,
@@ -160,13 +170,13 @@ class Engine:
             return
         what = "the beginning"
         try:
-            with self._side_stream(ready):
-                if bucket.index() == 0:
-                    self._begin()
-                for bundle in self._buckets.arrive(bucket, future):
-                    what = f"bundle {bundle.index} ({bundle.slots[0].name} ...)"
-                    for waiting in self._exchange(bundle):
-                        waiting.future.set_result(waiting.buffer)
+            self._after(ready)
+            if bucket.index() == 0:
+                self._begin()
+            for bundle in self._buckets.arrive(bucket, future):
+                what = f"bundle {bundle.index} ({bundle.slots[0].name} ...)"
+                for waiting in self._exchange(bundle):
+                    waiting.future.set_result(waiting.buffer)
         except Exception as error:
             self._fail(what, future, error)
 
@@ -181,7 +191,6 @@ class Engine:
             self._state.settle_auto()
             self._buckets.reset()
 
-    @torch.no_grad()
     def _exchange(self, bundle: Bundle) -> list[Waiting]:
         state = self._state
         if not state.group.on_stream:
@@ -212,16 +221,6 @@ class Engine:
         for one in {id(f): f for f in (future, *(w.future for w in waiting))}.values():
             if not one.done():
                 one.set_result(self.broken)
-
-    def _side_stream(
-        self, ready: "torch.cuda.Event | None"
-    ) -> contextlib.AbstractContextManager[object]:
-        """Work in here is ordered after `ready`, and does not hold up the backward pass."""
-        if self._stream is None:
-            return contextlib.nullcontext()
-        assert ready is not None
-        self._stream.wait_event(ready)
-        return torch.cuda.stream(self._stream)
 
 
 def slot_of(parameter: Tensor, name: str) -> Slot:

@@ -36,7 +36,7 @@ class Launcher:
     def __call__(self, grid: int, key: Hashable, on: Tensor, *args: Any) -> None:
         """Launch `grid` programs on the current stream of the device of `on`."""
         device = on.get_device()
-        if device >= 0 and device != torch.cuda.current_device():
+        if device >= 0 and device != torch._C._cuda_getDevice():
             with torch.cuda.device(device):
                 return self(grid, key, on, *args)
         compiled = self._compiled.get((device, key))

@@ -16,6 +16,15 @@ from gradwire.types import align
 Piece = tuple[int, Tensor]
 """Where a flat gradient starts in the bundle, and the gradient."""
 
+
+class Pieces(list[Piece]):
+    """Pieces that come again in every step, and the tables that were made of them."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        super().__init__(pieces)
+        self.tables: dict[tuple[object, ...], list[Table]] = {}
+
+
 Run = tuple[int, int, int, int]
 """(place in the bundle, address or 0, gradient entries, entries with what follows them)."""
 
@@ -51,6 +60,17 @@ def table(
 
     `everything`: what no piece covers is looked at too, as if its gradient were zero.
     """
+    if not isinstance(pieces, Pieces):
+        return _tables_of(size, device, pieces, everything, tile)
+    key = size, device, everything, tile
+    if key not in pieces.tables:
+        pieces.tables[key] = _tables_of(size, device, pieces, everything, tile)
+    return pieces.tables[key]
+
+
+def _tables_of(
+    size: int, device: torch.device, pieces: Sequence[Piece], everything: bool, tile: int
+) -> list[Table]:
     if len(pieces) == 1:
         place, gradient = pieces[0]
         span = min(size, align(gradient.numel()))
