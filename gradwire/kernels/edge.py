@@ -6,15 +6,15 @@ from torch import Tensor
 
 class Edge:
     """Winners were the entries of larger magnitude than the edge, and of those that equal it the
-    first: `words`, on the device, holds the edge as bits and the index of the last winner among
-    equals.
+    first: `words`, on the device, holds the edge as bits, the index of the last winner among
+    equals, and whether the bound of the last selection let far more than the winners pass.
 
     A residual that still holds what was chosen, and delivered just as it was, then needs no list of
     indices to be settled: the scan that reads it anyway puts zeros there.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.words = torch.zeros(2, dtype=torch.int32, device=device)
+        self.words = torch.zeros(3, dtype=torch.int32, device=device)
         self._chosen: tuple[Tensor, Tensor] | None = None
 
     def chose(self, indices: Tensor, values: Tensor) -> None:

@@ -13,6 +13,8 @@ from gradwire.kernels.scan_triton import magnitude
 from gradwire.kernels.turns_triton import COARSE_BINS, FINE_BITS, SPILLED, TOTAL, striped
 
 SECTOR = tl.constexpr(8)
+LOWERED = tl.constexpr(0.85)
+FEW = tl.constexpr(8)
 
 
 @triton.jit
@@ -62,22 +64,37 @@ def bound(values, n, rank, SAMPLE: tl.constexpr):
 
 
 @triton.jit
-def aim(values, n, rank, crowd, SAMPLE: tl.constexpr):
+def aim(values, n, rank, crowd, words, SAMPLE: tl.constexpr):
     """The bound, at least 1, or 0 where none helps; and the width of a coarse bin, in bits."""
     t, seen, largest = bound(values, n, rank, SAMPLE)
     # Where the sample is full of ties so is the rest: everything would be a candidate.
     helps = (crowd >= 0) & ((seen <= crowd) | (t == 0))
-    # Bins just wide enough to reach from the bound to the largest of the sample.
     shift = 10
+    if words is not None:
+        # Where that says little the last edge may say more, and then bins reach to four times it.
+        shift = 13
+        t = tl.maximum(t, lowered(words))
+    # Bins just wide enough to reach from the bound to the largest of the sample.
     while ((largest - t) >> shift >= COARSE_BINS - 1) & (shift < FINE_BITS):
         shift += 1
     return tl.where(helps, tl.maximum(t, 1), 0), shift
 
 
 @triton.jit
-def aim_at(values, n, rank, crowd, threshold, SAMPLE: tl.constexpr):
+def lowered(words):
+    """The edge of the last selection, a little lowered, as bits, if that one was crowded; else 0.
+
+    Where large entries lie together, as those of a small layer do among larger ones, few maxima
+    stand for many winners: the bound from maxima then lets far too much pass.
+    """
+    edge = tl.load(words).to(tl.float32, bitcast=True) * LOWERED
+    return tl.where(tl.load(words + 2) != 0, edge.to(tl.int32, bitcast=True), 0)
+
+
+@triton.jit
+def aim_at(values, n, rank, crowd, threshold, words, SAMPLE: tl.constexpr):
     """The same; where there is a threshold, never below what passes it."""
-    t, shift = aim(values, n, rank, crowd, SAMPLE)
+    t, shift = aim(values, n, rank, crowd, words, SAMPLE)
     if threshold is not None:
         t = tl.maximum(t, least_of(threshold))
     return t, shift
@@ -131,13 +148,14 @@ def _deposit(work, cand, t, shift, raw, index, place, counted, limit):
 @triton.jit
 def gather(
     work, u, size, ids, groups, t, shift, cand, counted, limit,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, WHOLE: tl.constexpr,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, WHOLE: tl.constexpr, CROWDS: tl.constexpr,
 ):  # fmt: skip
     """How many entries of the named groups reach t; the first `limit` of them are kept.
 
     Nearly every such group holds one such entry: the first of each is taken from all groups at
-    once, then the second. WHOLE: size is a multiple of GROUP. Moves 4 * GROUP bytes a group and 8
-    a candidate.
+    once, then the second. CROWDS: where one holds many, the tile is put in order as a whole, which
+    takes twice the registers. WHOLE: size is a multiple of GROUP. Moves 4 * GROUP bytes a group and
+    8 a candidate.
     """
     STEP: tl.constexpr = 128 * ROWS // GROUP
     found = 0
@@ -156,7 +174,14 @@ def gather(
         left = tl.where((raw & 0x7FFFFFFF) >= t, lane, GROUP)
         each = tl.sum((left < GROUP).to(tl.int32), axis=1)
         place = found + tl.cumsum(each, axis=0) - each
-        for _ in range(tl.max(each, axis=0)):
+        most = tl.max(each, axis=0)
+        if CROWDS:
+            if most > FEW:
+                ones = (left < GROUP).to(tl.int32)
+                inner = place[:, None] + tl.cumsum(ones, axis=1) - ones
+                _deposit(work, cand, t, shift, raw, index, inner, counted, limit)
+                most = 0
+        for _ in range(most):
             next = tl.min(left, axis=1)
             here = lane == next[:, None]
             # Read again, from the nearest cache: cheaper than picking it out of the row.
@@ -188,7 +213,7 @@ def gather_all(work, u, first, last, t, shift, cand, counted, limit, ROWS: tl.co
 def prune(
     work, u, maxima, ids, cand, meta, size, n, t, shift, share, room, spill, part,
     PARTS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, GATHER: tl.constexpr,
-    WHOLE: tl.constexpr,
+    WHOLE: tl.constexpr, CROWDS: tl.constexpr,
 ):  # fmt: skip
     """One part's candidates, into its own room or, when that is full, the common spill."""
     found = 0
@@ -207,7 +232,7 @@ def prune(
             if GROUP > 1:
                 found = gather(
                     work, u, size, ids + first, groups, t, shift, cand + base, counted, limit,
-                    GROUP, GATHER, WHOLE,
+                    GROUP, GATHER, WHOLE, CROWDS,
                 )  # fmt: skip
             else:
                 found = gather_all(

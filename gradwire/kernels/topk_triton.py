@@ -55,9 +55,9 @@ SCAN = tl.constexpr(4096)
 
 
 @triton.jit(do_not_specialize=["n", "rank", "crowd"])
-def _bound(work, maxima, threshold, n, rank, crowd, SAMPLE: tl.constexpr):
+def _bound(work, maxima, threshold, words, n, rank, crowd, SAMPLE: tl.constexpr):
     """Leaves the bound in the header, and clears what the launches after it count in."""
-    t, shift = aim_at(maxima, n, rank, crowd, threshold, SAMPLE)
+    t, shift = aim_at(maxima, n, rank, crowd, threshold, words, SAMPLE)
     tl.store(work + BOUND, t)
     tl.store(work + SHIFT, shift)
     clear(work + DIGITS, CLEARED, 0, 1, 1024)
@@ -78,26 +78,26 @@ def _prune(
     shift = tl.load(work + SHIFT)
     prune(
         work, u, maxima, ids, cand, scratch, size, n, t, shift, share, room, spill,
-        tl.program_id(0), PARTS, GROUP, ROWS, GATHER, WHOLE,
+        tl.program_id(0), PARTS, GROUP, ROWS, GATHER, WHOLE, False,
     )  # fmt: skip
 
 
 @triton.jit
 def _first(
-    work, u, maxima, scratch, threshold, size, n, rank, crowd, share, room, spill, item,
+    work, u, maxima, scratch, threshold, words, size, n, rank, crowd, share, room, spill, item,
     ITEMS: tl.constexpr, GROUP: tl.constexpr, SAMPLE: tl.constexpr, ROWS: tl.constexpr,
     GATHER: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Phase 0: both of these in one, for vectors where launches would cost more."""
     clear(work + DIGITS, CLEARED, item, ITEMS, 512)
-    t, shift = aim_at(maxima, n, rank, crowd, threshold, SAMPLE)
+    t, shift = aim_at(maxima, n, rank, crowd, threshold, words, SAMPLE)
     clear(work + FINE, 1 << shift, item, ITEMS, 512)
     cap = ITEMS * room + spill
     cand = (scratch + 2 * ITEMS).to(tl.pointer_type(tl.int64))
     ids = scratch + 2 * ITEMS + cap + cap
     prune(
         work, u, maxima, ids, cand, scratch, size, n, t, shift, share, room, spill,
-        item, ITEMS, GROUP, ROWS, GATHER, WHOLE,
+        item, ITEMS, GROUP, ROWS, GATHER, WHOLE, True,
     )  # fmt: skip
     tl.store(work + BOUND, t)
     tl.store(work + SHIFT, shift)
@@ -128,14 +128,14 @@ def _topk(
         last = tl.minimum(first + wide.to(tl.int64) * SCAN, size)
         if phase == 0:
             _first(
-                w, u, maxima_at + zero, scratch, threshold, size + zero, n + zero, rank, crowd,
-                share, room, spill, item, ITEMS, GROUP, SAMPLE, ROWS, GATHER, WHOLE,
+                w, u, maxima_at + zero, scratch, threshold, words, size + zero, n + zero, rank,
+                crowd, share, room, spill, item, ITEMS, GROUP, SAMPLE, ROWS, GATHER, WHOLE,
             )  # fmt: skip
         else:
             t = look(w + BOUND)
             shift = look(w + SHIFT)
             if phase == 1:
-                way, bin = choose_way(w, k, spill, threshold, count, item)
+                way, bin = choose_way(w, k, spill, threshold, count, words, item)
                 if count is not None:
                     fill(indices, values, k, size.to(tl.int32), item, ITEMS)
                 if (way == BY_BINS) & (bin >= 0):
@@ -218,15 +218,16 @@ def _select(
     key = (
         p.shape, u.dtype, u.data_ptr() % 16, ruling.data_ptr() % 16, edge is None, count is None, at
     )  # fmt: skip
+    words = None if edge is None else edge.words
     if p.begin:
-        _launch_bound(1, key, u, work, ruling, threshold, p.n, p.rank, p.crowd, p.sample)
+        _launch_bound(1, key, u, work, ruling, threshold, words, p.n, p.rank, p.crowd, p.sample)
         _launch_prune(
             p.items * p.lists, key, u, work, u, ruling, room, size, p.n, p.share, p.room,
             p.spill, p.items * p.lists, p.group, p.rows, p.gather, p.whole,
         )  # fmt: skip
     _launch_topk(
         p.items, key, u, work, u, ruling, room, threshold, indices, values, count,
-        None if edge is None else edge.words, size, k, p.n, p.rank, p.crowd, p.share, p.room,
+        words, size, k, p.n, p.rank, p.crowd, p.share, p.room,
         p.spill, p.wide, p.items, p.lists, p.looks, p.group, p.sample, p.rows, p.gather, p.whole,
         p.begin,
     )  # fmt: skip

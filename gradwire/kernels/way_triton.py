@@ -31,7 +31,7 @@ def look(word):
 
 
 @triton.jit
-def choose_way(work, k, spill, threshold, count, item):
+def choose_way(work, k, spill, threshold, count, words, item):
     """The way, and the coarse bin of the k-th magnitude; item 0 notes what later phases ask for.
 
     With a threshold no more than what passes is wanted. Where the bound is the threshold's own, the
@@ -60,6 +60,10 @@ def choose_way(work, k, spill, threshold, count, item):
         tl.store(work + ABOVE, above)
         tl.store(work + WANTED, k)
         tl.store(work + LEAST, least)
+        if words is not None:
+            # Crowded until the lowered edge is too high: then the sample has its turn again.
+            crowded = (total - k > k) | ((tl.load(words + 2) != 0) & (total >= k))
+            tl.store(words + 2, crowded.to(tl.int32))
         if threshold is not None:
             tl.store(count, k)
     return way, bin

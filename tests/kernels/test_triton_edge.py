@@ -9,6 +9,9 @@ from gradwire.kernels.scan_torch import scan_torch
 from gradwire.kernels.scan_triton import scan_triton
 from gradwire.kernels.topk_torch import topk_torch
 from gradwire.kernels.topk_triton import topk_triton
+from gradwire.kernels.turns_triton import BOUND, WAY
+from gradwire.kernels.way_triton import BY_BINS
+from gradwire.kernels.workspace_triton import workspace
 from gradwire.types import align
 from tests.kernels.test_topk import vector
 
@@ -108,3 +111,51 @@ def test_full_size(density):
     run = Steps(25_557_032, int(25_557_032 * density), 64 if density < 5e-3 else 16)
     for _ in range(5):
         run.step(torch.randn(25_557_032, device=DEVICE))
+
+
+def small_layer(size, layer, scale=100.0):
+    """Large entries that lie together, as those of a small layer do."""
+    u = torch.randn(size)
+    u[1000 : 1000 + layer] *= scale
+    return u
+
+
+def header(word):
+    """What the last selection left in the workspace."""
+    work, _ = workspace(1, torch.device(DEVICE))
+    return int(work[word.value])
+
+
+def test_after_a_crowded_selection_the_last_edge_is_the_bound():
+    torch.manual_seed(8)
+    run, edges = Steps(20_000, 300, 32), []
+    for step in range(4):
+        run.step(small_layer(20_000, 400))
+        bound = torch.tensor(header(BOUND), dtype=torch.int32).view(torch.float32)
+        if step:
+            assert bound == edges[-1] * 0.85
+        else:
+            assert bound < 3, "all a sample of the maxima can say: most winners are above 20"
+        edges.append(run.edge.words[0].cpu().view(torch.float32).clone())
+        assert edges[-1] > 20
+        assert header(WAY) == BY_BINS.value
+
+
+def test_an_edge_that_fell_far_is_no_bound():
+    torch.manual_seed(9)
+    run, fell = Steps(20_000, 300, 32), False
+    for scale in (1.0, 1.0, 1e-4, 1e-4, 1e4, 1e4):
+        run.mine.zero_()
+        run.theirs.zero_()
+        run.step(small_layer(20_000, 400) * scale)
+        if scale == 1e-4 and not int(run.edge.words[2]):
+            fell = True
+    assert fell, "after a selection with too few candidates the sample has its turn again"
+
+
+@pytest.mark.parametrize("group", [16, 32, 64])
+def test_groups_full_of_winners(group):
+    torch.manual_seed(10)
+    run = Steps(12_000, 200, group)
+    for layer in (0, 9, 64, 300, 64, 3000):
+        run.step(small_layer(12_000, layer))
