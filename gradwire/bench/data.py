@@ -10,6 +10,7 @@ from torch import Tensor
 from gradwire.errors import ConfigError, one_line
 
 LAYERS = 40
+LENGTHS = (64, 64, 256, 4096, 36_864, 65_536, 589_824, 1_048_576)
 
 
 def gaussian(size: int, generator: torch.Generator) -> Tensor:
@@ -37,6 +38,19 @@ def layers(size: int, generator: torch.Generator) -> Tensor:
     return gaussian(size, generator) * scales.repeat_interleave(-(-size // LAYERS))[:size]
 
 
+def network(size: int, generator: torch.Generator) -> Tensor:
+    """Layers of 64 to a million entries over and over, the shorter the larger their scale.
+
+    As in real networks large entries lie together, in small layers, and groups of entries say
+    little about how many there are.
+    """
+    each = torch.tensor(LENGTHS, device=generator.device)
+    count = len(LENGTHS) * -(-size // sum(LENGTHS))
+    lengths = each.repeat(count // len(LENGTHS))
+    scales = torch.exp(0.5 * gaussian(count, generator)) / lengths
+    return gaussian(size, generator) * scales.repeat_interleave(lengths)[:size]
+
+
 def zeros(size: int, generator: torch.Generator) -> Tensor:
     """N(0, 1), nine in ten of them zero."""
     kept = torch.rand(size, device=generator.device, generator=generator) < 0.1
@@ -44,7 +58,7 @@ def zeros(size: int, generator: torch.Generator) -> Tensor:
 
 
 DATA: dict[str, Callable[[int, torch.Generator], Tensor]] = {
-    maker.__name__: maker for maker in (gaussian, laplace, t3, layers, zeros)
+    maker.__name__: maker for maker in (gaussian, laplace, t3, layers, network, zeros)
 }
 
 

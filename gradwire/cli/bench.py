@@ -38,7 +38,9 @@ def compress(
         "and local for the whole path of 4 ranks.",
     ),
     option: list[str] = typer.Option([], help="NAME=VALUE for every method that has it."),
-    data: str = typer.Option("gaussian", help="gaussian, laplace, t3, layers, zeros; or several."),
+    data: str = typer.Option(
+        "gaussian", help="gaussian, laplace, t3, layers, network, zeros; or several."
+    ),
     gradient: Path | None = typer.Option(
         None, help="A recorded gradient (train --record-gradients) in place of size and data."
     ),
@@ -120,7 +122,7 @@ def exchange(
     method: str = typer.Option("topk", help="How a worker chooses."),
     values: str = typer.Option("fp32", help="How values travel, where the exchange can."),
     indices: str = typer.Option("int32", help="How indices travel."),
-    data: str = typer.Option("gaussian", help="gaussian, laplace, t3, layers or zeros."),
+    data: str = typer.Option("gaussian", help="gaussian, laplace, t3, layers, network or zeros."),
     correlation: float = typer.Option(0.0, help="Of any two workers' gradients, 0 to 1."),
     option: list[str] = typer.Option([], help="NAME=VALUE for every exchange that has it."),
     steps: int = typer.Option(3, min=2, help="Steps a row; the first is not timed."),

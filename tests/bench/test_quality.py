@@ -44,6 +44,13 @@ def test_data_repeats_and_is_of_its_kind(kind):
     assert low < kurtosis < high
 
 
+def test_the_largest_of_a_network_lie_together():
+    for kind, few in (("gaussian", False), ("network", True)):
+        u = draw(kind, 4_000_000, CPU, 0).abs()
+        groups = torch.unique(torch.topk(u, 4000).indices // 32)
+        assert (len(groups) < 800) == few
+
+
 def rows(**given):
     return {
         (r.method, r.data): r

@@ -34,6 +34,7 @@ def vector(kind, size, seed=0):
         "ascending": torch.arange(size).float(),
         "descending": -torch.arange(size).float().flip(0),
         "a winner in every group": (torch.arange(size) % 16 == 3).float() * (1 + uniform),
+        "a small layer": normal * torch.where(torch.arange(size) % 997 < 90, 100.0, 1.0),
         "all winners in one group": (torch.arange(size) < 40) * (2 + uniform) + 0.1 * uniform,
     }[kind]
 
@@ -41,7 +42,7 @@ def vector(kind, size, seed=0):
 KINDS = [
     "gaussian", "laplace", "t3", "layers", "zeros", "all zero", "all equal", "few values",
     "one hot", "denormal", "ascending", "descending", "a winner in every group",
-    "all winners in one group",
+    "a small layer", "all winners in one group",
 ]  # fmt: skip
 
 
