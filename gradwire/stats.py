@@ -20,7 +20,8 @@ class Stats:
 
     bytes_sent: what left this rank, padding included. bytes_dense: what a ring all-reduce of the
     same gradients would have sent, 2 (P - 1) / P of their bytes. achieved_density: entries sent
-    over entries there were. seconds: time per stage; on Gloo it overlaps with the backward pass.
+    over entries there were. seconds: time per stage, which overlaps with the backward pass; on CUDA
+    the first eight steps are timed and then one of eight, which stands for all.
     value_error_db: energy that rounding the values took from the messages, relative to theirs, in
     decibels; None where nothing was rounded. skipped: steps that the optimiser did not take.
     leaked: energy that an exchange exempt from the law lost of what this rank chose, over all that
