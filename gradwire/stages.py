@@ -32,6 +32,7 @@ class Clock:
         """Whose stages are timed now."""
         self.log: list[tuple[str, int, Mark, Mark]] | None = None
         """Where set: every stage with its bundle, begin and end."""
+        self.every = EVERY if device.type == "cuda" else 1
         self.weight = 1
         """How many steps this one stands for; 0 where it is not timed."""
         self.counted = 0
@@ -40,8 +41,8 @@ class Clock:
     def begin(self, step: int) -> None:
         """Another step."""
         self.weight = 1
-        if self.device.type == "cuda" and self.log is None and step >= FIRST:
-            self.weight = 0 if step % EVERY else EVERY
+        if self.log is None and step >= FIRST:
+            self.weight = 0 if step % self.every else self.every
         self.counted += self.weight
 
     def mark(self) -> Mark:

@@ -1,13 +1,14 @@
 """The numbers users see."""
 
 import json
+import time
 import warnings
 
 import pytest
 import torch
 
 import gradwire
-from gradwire.stages import STAGES
+from gradwire.stages import STAGES, Clock, stage, timed_by
 from tests.integrate import models
 
 
@@ -91,6 +92,31 @@ def test_profiler_ranges_are_named_after_the_stages():
         cluster._states[0].process(cluster._states[0].bundles[0], [torch.randn(1000)])
     names = {event.key for event in profile.key_averages()}
     assert {"gradwire::accumulate", "gradwire::compress", "gradwire::decode"} <= names
+
+
+def test_on_cuda_one_step_of_eight_is_timed_and_stands_for_all():
+    clock = Clock(torch.device("cuda", 0))  # only told of steps, nothing runs
+    weights = []
+    for step in range(25):
+        clock.begin(step)
+        weights.append(clock.weight)
+    assert weights == [1] * 8 + [8, *[0] * 7] * 2 + [8]
+    assert clock.counted == 8 + 24
+    clock.every = 1
+    clock.begin(25)
+    assert clock.weight == 1
+    on_cpu = Clock(torch.device("cpu"))
+    on_cpu.begin(25)
+    assert on_cpu.weight == 1
+
+
+def test_a_step_that_is_not_timed_adds_nothing():
+    clock = Clock(torch.device("cpu"))
+    for weight in (0, 1):
+        clock.weight = weight
+        with timed_by(clock, 0), stage("encode"):
+            time.sleep(0.01)
+        assert (clock.seconds()["encode"] > 0) == bool(weight)
 
 
 def profiled(rank):

@@ -41,6 +41,7 @@ def _alone(name: str, job: Job, task: Task, place: Place) -> dict[str, float]:
     wire = other.wire
     if wire is not None:
         wire.open(wire.slots, wire.device, Mirror(place.world, task.device.type == "cuda"))
+        wire.clock.every = 1
     medians = []
     for contender in (noop, other):
         for _ in range(WARM):

@@ -124,6 +124,8 @@ def _measure(config: Config, gradients: list[Tensor], mean: Tensor, steps: int) 
         update = cluster.average(gradients)
     except GradwireError as error:
         return {**none, "seconds": {}, "why": str(error)}
+    for state in cluster._states:
+        state.clock.every = 1
     first = cluster.stats()
     for _ in range(steps - 1):
         cluster.average(gradients)

@@ -50,6 +50,7 @@ class Buckets:
         """Whether parameters that follow each other are one piece, a third less for the host."""
         self._bundles: list[Bundle] = []
         self._cuts: dict[int, Cut] = {}
+        self._came: dict[int, list[Cut]] = {}
         self._whole: dict[int, tuple[list[Cut], Pieces]] = {}
         self.reset()
 
@@ -57,7 +58,10 @@ class Buckets:
         """Forget a step that did not finish."""
         if self._bundles is not self._state.bundles:
             self._bundles, self._cuts, self._whole = self._state.bundles, {}, {}
-        self._came: dict[int, list[Cut]] = {b.index: [] for b in self._bundles}
+        # Others would keep the memory of buckets that DDP has no longer.
+        recent = {id(cut) for cuts in self._came.values() for cut in cuts}
+        self._cuts = {i: cut for i, cut in self._cuts.items() if id(cut) in recent}
+        self._came = {b.index: [] for b in self._bundles}
         self._missing = {b.index: len(b.slots) for b in self._bundles}
         self._left = len(self._missing)
         self._waiting: list[Waiting] = []

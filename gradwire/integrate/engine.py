@@ -28,10 +28,9 @@ Arrival = tuple[dist.GradBucket, "Future[object]"]
 class Engine:
     """Buckets in, Futures out.
 
-    One ordered thread does the work. With NCCL it only enqueues it, on a side stream: but that is
-    Python, which would hold up the backward pass, most of whose time on a fast GPU is launching
-    too. With Gloo a blocking collective inside a hook would stop the backward pass, and inside a
-    Future's callback can hang.
+    One ordered thread does the work. With NCCL it only enqueues it, on a side stream; but in the
+    hook even that would hold up the launches of the backward pass. With Gloo a blocking collective
+    inside a hook would stop the backward pass, and inside a Future's callback can hang.
     """
 
     def __init__(self, state: State, *, watch_unused: bool) -> None:
@@ -217,8 +216,7 @@ class Engine:
         # The error crosses into autograd as text only; here is the last place to see its origin.
         log.error("%s", self.broken, exc_info=error)
         state.group.give_up()
-        waiting = self._buckets.abandon()
-        for one in {id(f): f for f in (future, *(w.future for w in waiting))}.values():
+        for one in (future, *(waiting.future for waiting in self._buckets.abandon())):
             if not one.done():
                 one.set_result(self.broken)
 

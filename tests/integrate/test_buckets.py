@@ -6,7 +6,7 @@ from torch import nn
 
 from gradwire.accumulate import Bundle
 from gradwire.accumulate.layout import place
-from gradwire.integrate.buckets import runs_of
+from gradwire.integrate.buckets import Buckets, runs_of
 from gradwire.types import Slot
 from tests.integrate import models
 
@@ -50,3 +50,60 @@ def test_merged_or_not_the_weights_are_the_same(ranks, fields):
     single = ranks.run(2, steps, {"find_unused_parameters": True}, fields)
     assert merged[0][0] == merged[1][0] == single[0][0] == single[1][0]
     assert merged[0][1] < single[0][1] == 6
+
+
+class Bucket:
+    """What DDP hands over, as far as it is asked."""
+
+    def __init__(self, index, buffer, parameters):
+        self.index, self.buffer = (lambda: index), (lambda: buffer)
+        self.parameters = lambda: parameters
+
+
+class Home:
+    """As much of a State as buckets ask for."""
+
+    def __init__(self, *bundles):
+        self.bundles = list(bundles)
+
+    def home(self, name):
+        return next((b, s) for b in self.bundles for s in b.slots if s.name == name)
+
+
+def sorted_into(buckets, *arrivals):
+    """The pieces of bundle 0 after a step."""
+    buckets.reset()
+    done = [bundle for arrival in arrivals for bundle in buckets.arrive(arrival, None)]
+    assert [b.index for b in done] == [0]
+    pieces = buckets.pieces(done[0])
+    buckets.finish(done[0])
+    return pieces
+
+
+def test_a_bucket_that_comes_again_is_not_cut_again():
+    state = Home(bundle_of(0, 64, 128))
+    parameters = [torch.zeros(64), torch.zeros(128)]
+    names = {id(p): s.name for p, s in zip(parameters, state.bundles[0].slots, strict=True)}
+    buckets = Buckets(state, names, merge=True)
+    first, second = (Bucket(i, torch.randn(p.numel()), [p]) for i, p in enumerate(parameters))
+    pieces = sorted_into(buckets, first, second)
+    assert [place for place, _ in pieces] == [0, 64]
+    assert sorted_into(buckets, first, second) is pieces
+    # In another order they are the same entries, in the same places.
+    again = sorted_into(buckets, second, first)
+    assert [(p, t.data_ptr()) for p, t in again] == [(p, t.data_ptr()) for p, t in pieces]
+    # Another buffer, or other parameters in it.
+    moved = sorted_into(buckets, Bucket(0, torch.randn(64), [parameters[0]]), second)
+    assert moved[0][1].data_ptr() != pieces[0][1].data_ptr()
+    assert moved[1][1].data_ptr() == pieces[1][1].data_ptr()
+    whole = Bucket(0, torch.randn(192), [parameters[1], parameters[0]])
+    flat = whole.buffer()
+    assert [(p, t.data_ptr()) for p, t in sorted_into(buckets, whole)] == [
+        (0, flat[128:].data_ptr()),
+        (64, flat.data_ptr()),
+    ]
+    # Bucket 1 is no more: nor is its memory kept.
+    buckets.reset()
+    assert list(buckets._cuts) == [0]
+    state.bundles = [bundle_of(0, 64, 128)]
+    assert sorted_into(buckets, whole) is not moved
