@@ -15,8 +15,8 @@ class Costs:
     slope: what each 1 of density adds to that, "" for methods not named; most: never more passes.
     The rest are nanoseconds an entry at `reference` bytes a second of memory: of encoding and
     decoding plain (int32) and packed indices, of adding one into the mean, of merging sorted lists,
-    of a cell of a sketch. matrix: seconds of PowerSGD a matrix, up to rank 2 (Gram-Schmidt) and
-    above (QR).
+    of a cell of a sketch. fill: passes that put the mean of an all-gather into DDP's buckets.
+    matrix: seconds of PowerSGD a matrix, up to rank 2 (Gram-Schmidt) and above (QR).
     """
 
     reference: float
@@ -30,6 +30,7 @@ class Costs:
     merge: float
     sketch: float
     matrix: tuple[float, float]
+    fill: float = 1.0
     agrees: bool = False
     """Whether ranks compare, before each exchange, what they are about to send: on Gloo."""
 
@@ -60,6 +61,7 @@ CUDA = Costs(
     merge=0.2,
     sketch=0.02,
     matrix=(2e-4, 4e-4),
+    fill=1 / 3,
 )
 """One H200: benchmarks/results/methods_202611.md. micro, exdyna and deft were not measured there,
 nor merging and sketches: those are guesses."""

@@ -43,11 +43,13 @@ class Task:
 def work(task: Task, device: Machine, network: Network) -> Work:
     """The bundle's local work.
 
-    The mean counts as written once and copied into DDP's bucket, 12 bytes an entry, as when the
-    constants were measured; that of an all-gather goes there at once since. Whole vectors, as dense
-    exchanges and sketches handle them, take a pass of the floor for every 12 bytes.
+    The mean is written once and copied into DDP's bucket: 12 bytes an entry, a pass of the floor.
+    That of an all-gather may go there at once. Whole vectors, as dense exchanges and sketches
+    handle them, take a pass for every 12 bytes.
     """
     copies = device.floor(task.size)
+    if task.exchange == "allgather":
+        copies *= device.costs.fill
     if task.method == "dense":
         return _dense(task, device, copies)
     if task.exchange in ("sketched", "gs-sgd"):

@@ -17,7 +17,6 @@ FAST, SLOW = 9.565e9, 0.956e9
 MEASURED = [
     ("alexnet", "dense", "", None, 0.00766, 0.3145, FAST),
     ("alexnet", "bf16", "", None, 0.00766, 0.1614, FAST),
-    ("alexnet", "topk:bundle_mb=100", "allgather", 100_000_000, 0.00766, 0.01239, FAST),
     ("alexnet", "topk:bundle_mb=1000", "allgather", 1_000_000_000, 0.00766, 0.01053, FAST),
     ("alexnet", "powersgd-1", "", None, 0.00772, 0.01406, FAST),
     ("vgg16", "dense", "", None, 0.06116, 0.7364, FAST),
