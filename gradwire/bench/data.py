@@ -44,10 +44,8 @@ def network(size: int, generator: torch.Generator) -> Tensor:
     As in real networks large entries lie together, in small layers, and groups of entries say
     little about how many there are.
     """
-    each = torch.tensor(LENGTHS, device=generator.device)
-    count = len(LENGTHS) * -(-size // sum(LENGTHS))
-    lengths = each.repeat(count // len(LENGTHS))
-    scales = torch.exp(0.5 * gaussian(count, generator)) / lengths
+    lengths = torch.tensor(LENGTHS, device=generator.device).repeat(-(-size // sum(LENGTHS)))
+    scales = torch.exp(0.5 * gaussian(len(lengths), generator)) / lengths
     return gaussian(size, generator) * scales.repeat_interleave(lengths)[:size]
 
 
