@@ -9,6 +9,7 @@ import torch
 from gradwire.kernels.turns_triton import MAX_ITEMS
 
 WARPS = 8
+PRUNE_WARPS = 4
 LISTS = 8
 ALONE = 8192
 """Maxima an item from which on phase 0 has launches of its own."""
@@ -22,8 +23,8 @@ class Plan:
     phase 0 an item. begin: 0 when phase 0 is part of the last launch, 1 when launches of their own
     do it. n: maxima, or entries where there are none. sample: how many of them the bound is taken
     from. rank: how many of those must reach it. crowd: more than that many means ties; below zero
-    no bound is looked for. rows, gather: tiles of the two steps of phase 0, in rows of 128. share:
-    tiles of maxima a part. room: candidates a part keeps. spill: candidates in common. whole: no
+    no bound is looked for. rows: tiles of phase 0, in rows of 128. threads: of its programs. share:
+    tiles of maxima, or entries, a part. room: candidates a part keeps. spill: candidates in common. whole: no
     group is cut short. wide: tiles of 4096 entries an item, in the slower path. words: int32 of
     scratch.
     """
@@ -37,7 +38,7 @@ class Plan:
     rank: int
     crowd: int
     rows: int
-    gather: int
+    threads: int
     share: int
     room: int
     spill: int
@@ -53,7 +54,7 @@ class Plan:
     @functools.cached_property
     def shape(self) -> tuple[int, ...]:
         """What the compiled kernels depend on."""
-        return self.items, self.lists, self.begin, self.group, self.rows, self.gather, self.whole
+        return self.items, self.lists, self.begin, self.group, self.rows, self.threads, self.whole
 
 
 @functools.lru_cache(maxsize=512)
@@ -67,7 +68,8 @@ def plan(size: int, k: int, group: int, processors: int) -> Plan:
     begin = int(n > items * ALONE)
     lists = LISTS if begin else 1
     parts = items * lists
-    rows, gather, sample = (4, 8, 8192) if begin else (16, 32, 4096)
+    warps, sample = (PRUNE_WARPS, 8192) if begin else (WARPS, 4096)
+    rows = 4 if begin and group == 1 else 2 * warps
     rank = k
     if n > sample:
         expected = k * sample / n
@@ -93,7 +95,7 @@ def plan(size: int, k: int, group: int, processors: int) -> Plan:
         rank=rank,
         crowd=-1 if hopeless else 2 * rank + 64,
         rows=rows,
-        gather=gather if group > 1 else rows,
+        threads=32 * warps,
         share=-(-n // (parts * rows * 128)),
         room=room,
         spill=spill,

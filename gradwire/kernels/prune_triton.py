@@ -15,8 +15,6 @@ from gradwire.kernels.turns_triton import COARSE_BINS, FINE_BITS, SPILLED, TOTAL
 SECTOR = tl.constexpr(8)
 # Of 45 selections of a ResNet-50 in training 7 took the slower path with it, 22 without.
 LOWERED = tl.constexpr(0.85)
-# Candidates of one group up to which taking them one after another is the cheaper way: a guess.
-FEW = tl.constexpr(8)
 
 
 @triton.jit
@@ -111,29 +109,63 @@ def least_of(threshold):
 
 
 @triton.jit
-def _maxima(maxima, j, last):
-    """Their bits, 0 past the end: no bound is as low."""
-    return magnitude(tl.load(maxima + j, mask=j < last, other=0))
+def marks(values, first, named, last, t, WIDTH: tl.constexpr, MASKED: tl.constexpr):
+    """Which of the WIDTH entries from each `first` on reach t, as the bits of a word.
+
+    A row belongs to one thread, which reads it four entries at a time: nothing is passed around.
+    MASKED: entries from `last` on are none.
+    """
+    four = tl.arange(0, 4)[None, :]
+    word = first * 0
+    for j in tl.static_range(0, WIDTH, 4):
+        at = first[:, None] + (four + j)
+        inside = named[:, None]
+        if MASKED:
+            inside &= at < last
+        reach = (magnitude(tl.load(values + at, mask=inside, other=0)) >= t) & inside
+        word += tl.sum(reach.to(tl.int32) << (four + j), axis=1)
+    return word
+
+
+@triton.jit
+def _ones(word):
+    """How many bits of a word are set."""
+    word -= (word >> 1) & 0x55555555
+    word = (word & 0x33333333) + ((word >> 2) & 0x33333333)
+    return ((((word + (word >> 4)) & 0x0F0F0F0F) * 0x01010101) >> 24) & 255
+
+
+@triton.jit
+def _lowest(word):
+    """A word's lowest bit, and its number."""
+    bit = word & -word
+    power = bit.to(tl.uint32, bitcast=True).to(tl.float32).to(tl.int32, bitcast=True)
+    return bit, ((power >> 23) & 255) - 127
 
 
 @triton.jit
 def compact(maxima, ids, first, last, t, ROWS: tl.constexpr):
     """How many groups in [first, last) reach t; their ids, ascending, go to `ids`.
 
-    Moves 4 bytes a group. The next tile is on its way while this one is looked at.
+    Moves 4 bytes a group.
     """
-    count = 0
-    j = first + cells(ROWS, last)
-    bits = _maxima(maxima, j, last)
-    for _ in range(first, last, 128 * ROWS):
-        later = _maxima(maxima, j + 128 * ROWS, last)
-        ones = (bits >= t).to(tl.int32)
-        place, found = order(ones, ROWS)
-        tl.store(ids + count + place, j, mask=ones != 0)
-        count += found
-        j += 128 * ROWS
-        bits = later
-    return count
+    WIDTH: tl.constexpr = 8
+    found = 0
+    row = tl.arange(0, ROWS) * WIDTH
+    for start in range(first, last, ROWS * WIDTH):
+        if start + ROWS * WIDTH <= last:
+            word = marks(maxima, start + row, row >= 0, last, t, WIDTH, False)
+        else:
+            word = marks(maxima, start + row, row >= 0, last, t, WIDTH, True)
+        each = _ones(word)
+        place = found + tl.cumsum(each, axis=0) - each
+        for _ in range(tl.max(each, axis=0)):
+            bit, number = _lowest(word)
+            tl.store(ids + place, start + row + number, mask=word != 0)
+            word ^= bit
+            place += 1
+        found += tl.sum(each)
+    return found
 
 
 @triton.jit
@@ -150,47 +182,34 @@ def _deposit(work, cand, t, shift, raw, index, place, counted, limit):
 @triton.jit
 def gather(
     work, u, size, ids, groups, t, shift, cand, counted, limit,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, WHOLE: tl.constexpr, CROWDS: tl.constexpr,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """How many entries of the named groups reach t; the first `limit` of them are kept.
 
     Nearly every such group holds one such entry: the first of each is taken from all groups at
-    once, then the second. CROWDS: where one holds many, the tile is put in order as a whole, which
-    takes twice the registers. WHOLE: size is a multiple of GROUP. Moves 4 * GROUP bytes a group and
-    8 a candidate.
+    once, then the second. WHOLE: size is a multiple of GROUP. Moves 4 * GROUP bytes a group and 8 a
+    candidate.
     """
-    STEP: tl.constexpr = 128 * ROWS // GROUP
+    WIDTH: tl.constexpr = GROUP if GROUP < 32 else 32
+    SPLIT: tl.constexpr = GROUP // WIDTH
     found = 0
-    row = tl.arange(0, STEP)
-    lane = tl.arange(0, GROUP)[None, :]
-    for start in range(0, groups, STEP):
-        named = start + row < groups
-        first = tl.load(ids + start + row, mask=named, other=0) * GROUP
-        index = first[:, None] + lane
-        inside = named[:, None]
-        if not WHOLE:
-            # The last group's entries may lie past the end, but not past 2^31 - 1.
-            inside &= index < size
-        x = tl.load(u + index, mask=inside, other=0).to(tl.float32)
-        raw = x.to(tl.int32, bitcast=True)
-        left = tl.where((raw & 0x7FFFFFFF) >= t, lane, GROUP)
-        each = tl.sum((left < GROUP).to(tl.int32), axis=1)
+    row = tl.arange(0, ROWS)
+    for start in range(0, groups * SPLIT, ROWS):
+        r = start + row
+        named = r < groups * SPLIT
+        # The last group's entries may lie past the end, but not past 2^31 - 1.
+        first = tl.load(ids + r // SPLIT, mask=named, other=0) * GROUP + r % SPLIT * WIDTH
+        word = marks(u, first, named, size, t, WIDTH, not WHOLE)
+        each = _ones(word)
         place = found + tl.cumsum(each, axis=0) - each
-        most = tl.max(each, axis=0)
-        if CROWDS:
-            if most > FEW:
-                ones = (left < GROUP).to(tl.int32)
-                inner = place[:, None] + tl.cumsum(ones, axis=1) - ones
-                _deposit(work, cand, t, shift, raw, index, inner, counted, limit)
-                most = 0
-        for _ in range(most):
-            next = tl.min(left, axis=1)
-            here = lane == next[:, None]
-            # Read again, from the nearest cache: cheaper than picking it out of the row.
-            value = tl.load(u + first + next, mask=next < GROUP, other=0).to(tl.float32)
-            bits = value.to(tl.int32, bitcast=True)
-            _deposit(work, cand, t, shift, bits, first + next, place, counted, limit)
-            left = tl.where(here, GROUP, left)
+        for _ in range(tl.max(each, axis=0)):
+            bit, number = _lowest(word)
+            index = first + number
+            # Read again, from the nearest cache: cheaper than keeping the row.
+            value = tl.load(u + index, mask=word != 0, other=0).to(tl.float32)
+            raw = value.to(tl.int32, bitcast=True)
+            _deposit(work, cand, t, shift, raw, index, place, counted, limit)
+            word ^= bit
             place += 1
         found += tl.sum(each)
     return found
@@ -214,8 +233,8 @@ def gather_all(work, u, first, last, t, shift, cand, counted, limit, ROWS: tl.co
 @triton.jit
 def prune(
     work, u, maxima, ids, cand, meta, size, n, t, shift, share, room, spill, part,
-    PARTS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, GATHER: tl.constexpr,
-    WHOLE: tl.constexpr, CROWDS: tl.constexpr,
+    PARTS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, THREADS: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):  # fmt: skip
     """One part's candidates, into its own room or, when that is full, the common spill."""
     found = 0
@@ -225,7 +244,7 @@ def prune(
         last = tl.minimum(first + share.to(tl.int64) * ROWS * 128, n)
         groups = 0
         if GROUP > 1:
-            groups = compact(maxima, ids + first, first.to(tl.int32), last.to(tl.int32), t, ROWS)
+            groups = compact(maxima, ids + first, first.to(tl.int32), last.to(tl.int32), t, THREADS)
             tl.debug_barrier()
         counted = 0
         limit = room
@@ -234,7 +253,7 @@ def prune(
             if GROUP > 1:
                 found = gather(
                     work, u, size, ids + first, groups, t, shift, cand + base, counted, limit,
-                    GROUP, GATHER, WHOLE, CROWDS,
+                    GROUP, THREADS, WHOLE,
                 )  # fmt: skip
             else:
                 found = gather_all(

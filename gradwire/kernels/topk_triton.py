@@ -17,7 +17,7 @@ from torch import Tensor
 from gradwire.kernels.edge import Edge
 from gradwire.kernels.exact_triton import count_digits, narrow
 from gradwire.kernels.launch_triton import Launcher
-from gradwire.kernels.plan_triton import WARPS, plan, processors
+from gradwire.kernels.plan_triton import PRUNE_WARPS, WARPS, plan, processors
 from gradwire.kernels.prune_triton import aim_at, prune
 from gradwire.kernels.scan_triton import group_maxima
 from gradwire.kernels.topk import group_size
@@ -67,7 +67,7 @@ def _bound(work, maxima, threshold, words, n, rank, crowd, SAMPLE: tl.constexpr)
 @triton.jit(do_not_specialize=["size", "n", "share", "room", "spill"])
 def _prune(
     work, u, maxima, scratch, size, n, share, room, spill,
-    PARTS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, GATHER: tl.constexpr,
+    PARTS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, THREADS: tl.constexpr,
     WHOLE: tl.constexpr,
 ):  # fmt: skip
     """The candidates of one part: for large vectors, whose many parts hide each other's waits."""
@@ -78,7 +78,7 @@ def _prune(
     shift = tl.load(work + SHIFT)
     prune(
         work, u, maxima, ids, cand, scratch, size, n, t, shift, share, room, spill,
-        tl.program_id(0), PARTS, GROUP, ROWS, GATHER, WHOLE, False,
+        tl.program_id(0), PARTS, GROUP, ROWS, THREADS, WHOLE,
     )  # fmt: skip
 
 
@@ -86,7 +86,7 @@ def _prune(
 def _first(
     work, u, maxima, scratch, threshold, words, size, n, rank, crowd, share, room, spill, item,
     ITEMS: tl.constexpr, GROUP: tl.constexpr, SAMPLE: tl.constexpr, ROWS: tl.constexpr,
-    GATHER: tl.constexpr, WHOLE: tl.constexpr,
+    THREADS: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Phase 0: both of these in one, for vectors where launches would cost more."""
     clear(work + DIGITS, CLEARED, item, ITEMS, 512)
@@ -97,7 +97,7 @@ def _first(
     ids = scratch + 2 * ITEMS + cap + cap
     prune(
         work, u, maxima, ids, cand, scratch, size, n, t, shift, share, room, spill,
-        item, ITEMS, GROUP, ROWS, GATHER, WHOLE, True,
+        item, ITEMS, GROUP, ROWS, THREADS, WHOLE,
     )  # fmt: skip
     tl.store(work + BOUND, t)
     tl.store(work + SHIFT, shift)
@@ -108,7 +108,7 @@ def _topk(
     work, u_at, maxima_at, scratch_at, threshold, indices, values, count, words,
     size, k, n, rank, crowd, share, room, spill, wide,
     ITEMS: tl.constexpr, LISTS: tl.constexpr, LOOKS: tl.constexpr, GROUP: tl.constexpr,
-    SAMPLE: tl.constexpr, ROWS: tl.constexpr, GATHER: tl.constexpr, WHOLE: tl.constexpr,
+    SAMPLE: tl.constexpr, ROWS: tl.constexpr, THREADS: tl.constexpr, WHOLE: tl.constexpr,
     BEGIN: tl.constexpr,
 ):  # fmt: skip
     number = take(work)
@@ -129,7 +129,7 @@ def _topk(
         if phase == 0:
             _first(
                 w, u, maxima_at + zero, scratch, threshold, words, size + zero, n + zero, rank,
-                crowd, share, room, spill, item, ITEMS, GROUP, SAMPLE, ROWS, GATHER, WHOLE,
+                crowd, share, room, spill, item, ITEMS, GROUP, SAMPLE, ROWS, THREADS, WHOLE,
             )  # fmt: skip
         else:
             t = look(w + BOUND)
@@ -167,7 +167,7 @@ def _topk(
 
 
 _launch_bound = Launcher(_bound, num_warps=8)
-_launch_prune = Launcher(_prune, num_warps=4)
+_launch_prune = Launcher(_prune, num_warps=PRUNE_WARPS)
 _launch_topk = Launcher(_topk, num_warps=WARPS)
 
 
@@ -223,11 +223,11 @@ def _select(
         _launch_bound(1, key, u, work, ruling, threshold, words, p.n, p.rank, p.crowd, p.sample)
         _launch_prune(
             p.items * p.lists, key, u, work, u, ruling, room, size, p.n, p.share, p.room,
-            p.spill, p.items * p.lists, p.group, p.rows, p.gather, p.whole,
+            p.spill, p.items * p.lists, p.group, p.rows, p.threads, p.whole,
         )  # fmt: skip
     _launch_topk(
         p.items, key, u, work, u, ruling, room, threshold, indices, values, count,
         words, size, k, p.n, p.rank, p.crowd, p.share, p.room,
-        p.spill, p.wide, p.items, p.lists, p.looks, p.group, p.sample, p.rows, p.gather, p.whole,
+        p.spill, p.wide, p.items, p.lists, p.looks, p.group, p.sample, p.rows, p.threads, p.whole,
         p.begin,
     )  # fmt: skip
