@@ -86,8 +86,8 @@ def just_below(magnitude: Tensor) -> Tensor:
 
 def beyond(u: Tensor, threshold: Tensor, capacity: int, scan: Scan | None) -> Sparse:
     """The entries with |u| > threshold, at most the `capacity` largest."""
-    maxima, group = (scan.maxima, scan.group) if scan is not None else (None, 0)
-    indices, values, count = kernels.above(u, threshold.float(), capacity, maxima, group)
+    known = () if scan is None else (scan.maxima, scan.group, scan.edge)
+    indices, values, count = kernels.above(u, threshold.float(), capacity, *known)
     return Sparse(indices, values, count, u.numel())
 
 

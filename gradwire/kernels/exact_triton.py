@@ -137,12 +137,22 @@ def _write(indices, values, words, raw, index, bits, edge, need, base, ROWS: tl.
 
 
 @triton.jit
+def _note(words, edge, need, item):
+    """The edge where none that equals it wins."""
+    if words is not None:
+        if (need == 0) & (item == 0):
+            tl.store(words, edge)
+            tl.store(words + 1, -1)
+
+
+@triton.jit
 def emit(
     work, cand, meta, first, edge, need, indices, values, words, item,
     LISTS: tl.constexpr, LOOKS: tl.constexpr,
 ):  # fmt: skip
     """Writes this item's winners among its candidates."""
     rounds, bits, widest = lists_of(meta, first, LISTS)
+    _note(words, edge, need, item)
     e = cells(16, need)
     side = 2048 >> bits
     # The first tile, mostly the only one, stays in registers from one pass to the next.
@@ -220,6 +230,7 @@ def emit_all(
     Moves 8 bytes an entry.
     """
     TILE: tl.constexpr = 128 * ROWS
+    _note(words, edge, need, item)
     more = 0
     ties = 0
     i = tl.arange(0, TILE)

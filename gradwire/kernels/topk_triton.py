@@ -56,12 +56,10 @@ SCAN = tl.constexpr(4096)
 
 @triton.jit(do_not_specialize=["n", "rank", "crowd"])
 def _bound(work, maxima, threshold, words, n, rank, crowd, SAMPLE: tl.constexpr):
-    """Leaves the bound in the header, and clears what the launches after it count in."""
+    """Leaves the bound in the header."""
     t, shift = aim_at(maxima, n, rank, crowd, threshold, words, SAMPLE)
     tl.store(work + BOUND, t)
     tl.store(work + SHIFT, shift)
-    clear(work + DIGITS, CLEARED, 0, 1, 1024)
-    clear(work + FINE, 1 << shift, 0, 1, 1024)
 
 
 @triton.jit(do_not_specialize=["size", "n", "share", "room", "spill"])
@@ -70,15 +68,21 @@ def _prune(
     PARTS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, THREADS: tl.constexpr,
     WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """The candidates of one part: for large vectors, whose many parts hide each other's waits."""
+    """The candidates of one part: for large vectors, whose many parts hide each other's waits.
+
+    Clears what the launch after it counts in.
+    """
     cap = PARTS * room + spill
     cand = (scratch + 2 * PARTS).to(tl.pointer_type(tl.int64))
     ids = scratch + 2 * PARTS + cap + cap
     t = tl.load(work + BOUND)
     shift = tl.load(work + SHIFT)
+    part = tl.program_id(0)
+    clear(work + DIGITS, CLEARED, part, PARTS, 128)
+    clear(work + FINE, 1 << shift, part, PARTS, 128)
     prune(
         work, u, maxima, ids, cand, scratch, size, n, t, shift, share, room, spill,
-        tl.program_id(0), PARTS, GROUP, ROWS, THREADS, WHOLE,
+        part, PARTS, GROUP, ROWS, THREADS, WHOLE,
     )  # fmt: skip
 
 
@@ -185,8 +189,9 @@ def topk_triton(
 
 
 def above_triton(
-    u: Tensor, threshold: Tensor, capacity: int, maxima: Tensor | None = None, group: int = 0
-) -> tuple[Tensor, Tensor, Tensor]:
+    u: Tensor, threshold: Tensor, capacity: int, maxima: Tensor | None = None, group: int = 0,
+    edge: Edge | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """See `above`. The same launches; the threshold is the bound where it is the higher one."""
     room = min(capacity, u.numel())
     indices = torch.empty(capacity, dtype=torch.int32, device=u.device)
@@ -196,7 +201,9 @@ def above_triton(
         indices[room:].fill_(u.numel())
         values[room:].zero_()
     if room:
-        _select(u, room, maxima, group, threshold, indices, values, count, None)
+        _select(u, room, maxima, group, threshold, indices, values, count, edge)
+        if edge is not None:
+            edge.chose(indices, values)
     else:
         count.zero_()
     return indices, values, count

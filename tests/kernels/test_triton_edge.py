@@ -4,11 +4,12 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE, ON_GPU  # isort: skip
+from gradwire.kernels.above_torch import above_torch
 from gradwire.kernels.edge import Edge
 from gradwire.kernels.scan_torch import scan_torch
 from gradwire.kernels.scan_triton import scan_triton
 from gradwire.kernels.topk_torch import topk_torch
-from gradwire.kernels.topk_triton import topk_triton
+from gradwire.kernels.topk_triton import above_triton, topk_triton
 from gradwire.kernels.turns_triton import BOUND, WAY
 from gradwire.kernels.way_triton import BY_BINS
 from gradwire.kernels.workspace_triton import workspace
@@ -43,12 +44,15 @@ class Steps:
         assert bool(finite) == bool(scan_torch(self.theirs, pieces, other, self.group))
         assert torch.equal(self.mine, self.theirs)
         assert torch.equal(self.maxima, other)
-        indices, values = topk_triton(self.mine, k, self.maxima, self.group, self.edge)
-        self.sent = topk_torch(self.theirs, k)
-        assert torch.equal(indices, self.sent)
+        indices, values, self.sent = self.choose(k)
+        assert torch.equal(indices[: len(self.sent)], self.sent)
         assert self.edge.explains(indices, values)
         assert not self.edge.explains(indices.clone(), values)
         return indices
+
+    def choose(self, k):
+        indices, values = topk_triton(self.mine, k, self.maxima, self.group, self.edge)
+        return indices, values, topk_torch(self.theirs, k)
 
 
 @pytest.mark.parametrize(("size", "k", "group"), [(9000, 20, 64), (3001, 30, 16)])
@@ -159,3 +163,35 @@ def test_groups_full_of_winners(group):
     run = Steps(12_000, 200, group)
     for layer in (0, 9, 64, 300, 64, 3000):
         run.step(small_layer(12_000, layer))
+
+
+class Thresholds(Steps):
+    """The same where winners are what passes a threshold, at most k."""
+
+    def choose(self, k):
+        indices, values, count = above_triton(
+            self.mine, self.threshold, k, self.maxima, self.group, self.edge
+        )
+        theirs, _, number = above_torch(self.theirs, self.threshold, k)
+        assert int(count) == int(number)
+        return indices, values, theirs[: int(number)]
+
+    def step(self, gradient, threshold):
+        self.threshold = torch.tensor(threshold, device=DEVICE)
+        return super().step(gradient)
+
+
+@pytest.mark.parametrize("group", [16, 32, 64])
+@pytest.mark.parametrize("kind", ["gaussian", "ties", "all equal", "small layer"])
+def test_what_passed_a_threshold_is_cleared(kind, group):
+    run = Thresholds(6000, 60, group)
+    torch.manual_seed(11)
+    for threshold in (2.9, 2.0, 4.0, 1e9, 0.5, 3.0, 0.0, 3.0):
+        g = torch.randn(6000)
+        if kind == "ties":
+            g = g.round()
+        elif kind == "all equal":
+            g = torch.ones(6000)
+        elif kind == "small layer":
+            g = small_layer(6000, 70)
+        run.step(g, threshold)
