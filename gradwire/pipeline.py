@@ -18,6 +18,7 @@ from gradwire.encode import encode
 from gradwire.encode.noise import next_noise
 from gradwire.exchange import EXCHANGES
 from gradwire.kernels.scan import Piece
+from gradwire.kernels.target import Target
 from gradwire.stages import stage
 from gradwire.types import Delivered, Scan, Slot, Sparse, padding
 
@@ -39,9 +40,15 @@ def average(
     Returns a flat vector in the gradient's dtype and loss scale, NaN when a rank was not finite.
     in_place: it may go into `pieces` instead, where that takes no copy; then None is returned.
     """
+    exchange = EXCHANGES[choice.exchange]
     with stage("accumulate"):
         unscale = None if scale is None else scale.reciprocal()
         scan = bundle.accumulate(pieces, choice.group, skipped, unscale, unused)
+        into = []
+        if exchange.fills:
+            as_it_is = bundle.dtype == torch.float32 and scale is None and not bundle.masks
+            into = [Target(bundle.size, bundle.u.device, pieces if in_place and as_it_is else ())]
+            into[0].clear()
     sparse, method = None, METHODS[config.method]
     if not choice.reason:
         with stage("compress"):
@@ -52,10 +59,7 @@ def average(
         message = encode(sparse, scan.finite, config.encoding, bundle.size, noise)
         if sparse is not None and config.values != "fp32":
             bundle.note_rounding(sparse.values, message.delivered.values)
-    exchange = EXCHANGES[choice.exchange]
     options = {} if choice.reason else config.exchange_options
-    as_it_is = bundle.dtype == torch.float32 and scale is None and not bundle.masks
-    into = [pieces] if in_place and exchange.fills and as_it_is else []
     outcome = exchange.run(message, bundle.u, group, bundle.memory, *into, **options)
     with stage("decode"):
         update, ok, loss = finish(outcome.update, outcome.ok, bundle.dtype, scale)

@@ -1,7 +1,5 @@
 """Everyone sends its entries to everyone."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -9,13 +7,13 @@ from gradwire.cluster.group import Group
 from gradwire.encode import Encoding, Message, nbytes
 from gradwire.exchange.outcome import Outcome
 from gradwire.kernels import decode, unpack
-from gradwire.kernels.pieces import Piece
+from gradwire.kernels.target import Target
 from gradwire.stages import stage
 from gradwire.types import Memory
 
 
 def allgather(
-    message: Message, u: Tensor, group: Group, memory: Memory, into: Sequence[Piece] = ()
+    message: Message, u: Tensor, group: Group, memory: Memory, into: Target | None = None
 ) -> Outcome:
     """Every rank's entries to every rank, in one all-gather.
 
@@ -29,7 +27,7 @@ def allgather(
 
 
 def mean_of(
-    message: Message, gathered: Tensor, into: Sequence[Piece] = ()
+    message: Message, gathered: Tensor, into: Target | None = None
 ) -> tuple[Tensor | None, Tensor]:
     """The mean of messages like this one, added in their order, and whether all can be used."""
     mine, encoding = message.chosen, message.encoding

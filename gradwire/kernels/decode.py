@@ -1,14 +1,14 @@
 """decode: the messages of all ranks -> their mean, the same bits everywhere."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from gradwire.kernels.backend import uses_triton
 from gradwire.kernels.decode_torch import decode_torch
-from gradwire.kernels.pieces import Piece
+from gradwire.kernels.target import Target
 
 
 def decode(
@@ -18,7 +18,7 @@ def decode(
     capacity: int,
     values: torch.dtype,
     common: Tensor | None = None,
-    into: Sequence[Piece] = (),
+    into: Target | None = None,
 ) -> tuple[Tensor | None, Tensor]:
     """(mean, ok): fp32 [size + 1], the last entry spare, and whether every message can be used.
 
@@ -27,8 +27,7 @@ def decode(
     Messages hold `capacity` ascending indices (none when `common` are given) and as many `values`.
     Added from zero rank by rank, each value divided by the number of ranks; an index outside
     0..size-1 is passed over. When not ok (0-d bool) the mean is NaN everywhere.
-    into: flat fp32 tensors, each for the part of the mean that begins at its place; then it goes
-    there, and nowhere else.
+    into: where the mean goes; None in its place where that is into pieces.
     """
     version = _version(gathered.device)
     return version(gathered, own, size, capacity, values, common, into)

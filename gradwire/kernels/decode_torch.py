@@ -1,11 +1,9 @@
 """The reference of decode: plain torch, any device, no host sync."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from gradwire.kernels.pieces import Piece
+from gradwire.kernels.target import Target
 
 HEADER = 32
 
@@ -17,13 +15,14 @@ def decode_torch(
     capacity: int,
     values: torch.dtype,
     common: Tensor | None = None,
-    into: Sequence[Piece] = (),
+    into: Target | None = None,
 ) -> tuple[Tensor | None, Tensor]:
     """See `decode`."""
     words = gathered[:, :HEADER].contiguous().view(torch.int32)
     same = words == own[:HEADER].view(torch.int32)
     ok = same[:, :3].all() & same[:, 5:].all() & (words[:, 4] == 1).all()
-    out = torch.empty(size + 1, device=gathered.device)
+    into = Target(size, gathered.device) if into is None else into
+    out = torch.empty(size + 1, device=gathered.device) if into.out is None else into.out
     out.copy_(torch.where(ok, 0.0, float("nan")))
     # A tensor, not a number: CUDA multiplies by the reciprocal of a number.
     ranks = torch.full((), float(len(gathered)), device=gathered.device)
@@ -34,6 +33,6 @@ def decode_torch(
         inside = (indices >= 0) & (indices < size)
         given = torch.where(inside, given, 0) / ranks
         out.index_add_(0, torch.where(inside, indices, size), given)
-    for place, piece in into:
+    for place, piece in into.pieces:
         piece.copy_(out[place : place + piece.numel()])
-    return None if into else out, ok
+    return into.out, ok

@@ -1,11 +1,9 @@
 """decode on CUDA: one launch writes the mean once, where it is wanted.
 
-A program owns a span of the mean, or of one of the pieces that it goes to. It fills it, finds by
-search which entries of each message fall into it, and adds them rank by rank with a barrier in
-between: no atomics, the same bits always.
+A program owns a span of the mean, or of one of the pieces that it goes to. It fills it, where
+nobody has done so before, finds by search which entries of each message fall into it, and adds them
+rank by rank with a barrier in between: no atomics, the same bits always.
 """
-
-from collections.abc import Sequence
 
 import torch
 import triton
@@ -13,10 +11,13 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire.kernels.launch_triton import Launcher, aligned
-from gradwire.kernels.pieces import Piece, Table, table
 from gradwire.kernels.scan_triton import locate
+from gradwire.kernels.target import Target
+from gradwire.kernels.target_triton import tiles_of
 
 SPAN = 32768
+WIDE = 131072
+"""The span where there is nothing to fill: enough entries for all threads."""
 FILL = 4096
 WARPS = 8
 FAN = tl.constexpr(32)
@@ -55,7 +56,7 @@ def _search(first, targets, capacity, there, SEEKERS: tl.constexpr):
 def _decode(
     out, ok, gathered, own, common, rows, stride, size, capacity, ranks, length,
     VALUES: tl.constexpr, RANKS: tl.constexpr, SPAN: tl.constexpr, FILL: tl.constexpr,
-    ALIGNED: tl.constexpr, PIECES: tl.constexpr,
+    ALIGNED: tl.constexpr, PIECES: tl.constexpr, ZEROED: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     place = tl.zeros([], tl.int64)
@@ -68,12 +69,13 @@ def _decode(
     # 0 or a quiet NaN.
     start = tl.where(usable != 0, 0, 0x7FC00000).to(tl.float32, bitcast=True)
     i = tl.arange(0, FILL)
-    for j in tl.static_range(0, SPAN, FILL):
-        left = length - first - j
-        if left >= FILL:
-            tl.store(out + first + j + i, tl.zeros([FILL], tl.float32) + start)
-        else:
-            tl.store(out + first + j + i, tl.zeros([FILL], tl.float32) + start, mask=i < left)
+    if not ZEROED or usable == 0:
+        for j in range(0, SPAN, FILL):
+            left = length - first - j
+            if left >= FILL:
+                tl.store(out + first + j + i, tl.zeros([FILL], tl.float32) + start)
+            else:
+                tl.store(out + first + j + i, tl.zeros([FILL], tl.float32) + start, mask=i < left)
     begin = place + first
     end = tl.minimum(tl.minimum(begin + SPAN, place + length), size)
     seeker = tl.arange(0, 2 * RANKS)
@@ -116,25 +118,24 @@ def decode_triton(
     capacity: int,
     values: torch.dtype,
     common: Tensor | None = None,
-    into: Sequence[Piece] = (),
+    into: Target | None = None,
 ) -> tuple[Tensor | None, Tensor]:
     """See `decode`. Moves 4 bytes an entry and, for each rank, 8 and two sectors a sent one."""
     ranks, stride = gathered.shape
-    out = None if into else torch.empty(size + 1, device=gathered.device)
-    if out is None:
-        (part,) = table(size, gathered.device, into, False, SPAN)
-    else:
-        part = Table.whole(out, size + 1, SPAN)
+    into = Target(size, gathered.device) if into is None else into
+    into.wait()
+    span = WIDE if into.zeroed else SPAN
+    part = tiles_of(into, span)
     ok = torch.empty((), dtype=torch.bool, device=gathered.device)
     words, target = gathered.view(torch.int32), part.gradient
     known = None if common is None else common.data_ptr() % 16
     key = (
-        values, ranks, known, *aligned(gathered, own), part.aligned, part.pieces,
+        values, ranks, known, *aligned(gathered, own), part.aligned, part.pieces, into.zeroed,
         None if target is None else target.data_ptr() % 16,
     )  # fmt: skip
     _launch(
         part.tiles, key, gathered, target, ok, words, own.view(torch.int32), common, part.rows,
         stride // 4, size, capacity, ranks, part.length, DTYPES[values],
-        1 << (ranks - 1).bit_length(), SPAN, FILL, part.aligned, part.pieces,
+        1 << (ranks - 1).bit_length(), span, FILL, part.aligned, part.pieces, into.zeroed,
     )  # fmt: skip
-    return out, ok
+    return into.out, ok

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from gradwire.kernels.order_triton import cells, order
 from gradwire.kernels.scan_triton import magnitude
-from gradwire.kernels.turns_triton import COARSE, DIGITS, FINE, PASSES, look_back
+from gradwire.kernels.turns_triton import COARSE, COARSE_BINS, DIGITS, FINE, PASSES, look_back
 
 
 @triton.jit
@@ -45,11 +45,14 @@ def find(bins, count, k, SIDE: tl.constexpr):
 
 
 @triton.jit
-def find_coarse(work, k):
-    """The same among the coarse bins; bin b is word b / 64 of line b % 64."""
+def find_coarse(work, k, COPIES: tl.constexpr):
+    """The same among the coarse bins; bin b is word b / 64 of line b % 64 of every copy."""
     word = tl.arange(0, 32)[:, None]
     line = tl.arange(0, 64)[None, :]
-    counts = tl.load(work + COARSE + line * 32 + word, cache_modifier=".cg")
+    here = work + COARSE + line * 32 + word
+    counts = tl.load(here, cache_modifier=".cg")
+    for copy in tl.static_range(1, COPIES):
+        counts += tl.load(here + copy * COARSE_BINS, cache_modifier=".cg")
     bin, above, _ = _inside(counts, 0, k, 32, 64)
     return bin, above
 

@@ -6,13 +6,16 @@ from dataclasses import dataclass
 
 import torch
 
-from gradwire.kernels.turns_triton import MAX_ITEMS
+from gradwire.kernels.turns_triton import COPIES, MAX_ITEMS
 
 WARPS = 8
 PRUNE_WARPS = 4
 LISTS = 8
 ALONE = 8192
 """Maxima an item from which on phase 0 has launches of its own."""
+MANY = 1 << 18
+"""Entries from which on the last launch has twice the warps, and from a quarter of which on there
+are copies of the coarse bins."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +27,9 @@ class Plan:
     do it. n: maxima, or entries where there are none. sample: how many of them the bound is taken
     from. rank: how many of those must reach it. crowd: more than that many means ties; below zero
     no bound is looked for. rows: tiles of phase 0, in rows of 128. threads: of its programs. share:
-    tiles of maxima, or entries, a part. room: candidates a part keeps. spill: candidates in common. whole: no
-    group is cut short. wide: tiles of 4096 entries an item, in the slower path. words: int32 of
-    scratch.
+    tiles of maxima, or entries, a part. room: candidates a part keeps. spill: candidates in common.
+    whole: no group is cut short. wide: tiles of 4096 entries an item, in the slower path. copies:
+    of the coarse bins. warps: of the last launch. words: int32 of scratch.
     """
 
     items: int
@@ -44,6 +47,8 @@ class Plan:
     spill: int
     whole: bool
     wide: int
+    copies: int
+    warps: int
     words: int
 
     @functools.cached_property
@@ -54,7 +59,10 @@ class Plan:
     @functools.cached_property
     def shape(self) -> tuple[int, ...]:
         """What the compiled kernels depend on."""
-        return self.items, self.lists, self.begin, self.group, self.rows, self.threads, self.whole
+        return (
+            self.items, self.lists, self.begin, self.group, self.rows, self.threads, self.whole,
+            self.copies, self.warps,
+        )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=512)
@@ -101,6 +109,8 @@ def plan(size: int, k: int, group: int, processors: int) -> Plan:
         spill=spill,
         whole=size % group == 0,
         wide=-(-size // (items * 4096)),
+        copies=COPIES if 4 * k > MANY else 1,
+        warps=2 * WARPS if k > MANY else WARPS,
         words=2 * parts + 2 * (parts * room + spill) + (n if group > 1 else 0),
     )
 

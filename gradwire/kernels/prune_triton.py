@@ -10,7 +10,7 @@ import triton.language as tl
 
 from gradwire.kernels.order_triton import cells, order
 from gradwire.kernels.scan_triton import magnitude
-from gradwire.kernels.turns_triton import COARSE_BINS, FINE_BITS, SPILLED, TOTAL, striped
+from gradwire.kernels.turns_triton import COARSE, COARSE_BINS, FINE_BITS, SPILLED, TOTAL, striped
 
 SECTOR = tl.constexpr(8)
 # Of 45 selections of a ResNet-50 in training 7 took the slower path with it, 22 without.
@@ -72,8 +72,9 @@ def aim(values, n, rank, crowd, words, SAMPLE: tl.constexpr):
     shift = 10
     if words is not None:
         # Where that says little the last edge may say more, and then bins reach to four times it.
-        shift = 13
-        t = tl.maximum(t, lowered(words))
+        least = lowered(words)
+        shift = tl.where(least > t, 13, 10)
+        t = tl.maximum(t, least)
     # Bins just wide enough to reach from the bound to the largest of the sample.
     while ((largest - t) >> shift >= COARSE_BINS - 1) & (shift < FINE_BITS):
         shift += 1
@@ -169,19 +170,19 @@ def compact(maxima, ids, first, last, t, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _deposit(work, cand, t, shift, raw, index, place, counted, limit):
+def _deposit(bins, cand, t, shift, raw, index, place, counted, limit):
     """Candidates with place < limit go to memory; those from `counted` on also into the bins."""
     bits = raw & 0x7FFFFFFF
     fits = (bits >= t) & (place < limit)
     tl.store(cand + place, (raw.to(tl.int64) << 32) | index.to(tl.int64), mask=fits)
     bin = tl.minimum((bits - t) >> shift, COARSE_BINS - 1)
     ones = tl.full(bin.shape, 1, tl.int32)
-    tl.atomic_add(work + striped(bin), ones, mask=fits & (place >= counted), sem="relaxed")
+    tl.atomic_add(bins + striped(bin), ones, mask=fits & (place >= counted), sem="relaxed")
 
 
 @triton.jit
 def gather(
-    work, u, size, ids, groups, t, shift, cand, counted, limit,
+    bins, u, size, ids, groups, t, shift, cand, counted, limit,
     GROUP: tl.constexpr, ROWS: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """How many entries of the named groups reach t; the first `limit` of them are kept.
@@ -208,7 +209,7 @@ def gather(
             # Read again, from the nearest cache: cheaper than keeping the row.
             value = tl.load(u + index, mask=word != 0, other=0).to(tl.float32)
             raw = value.to(tl.int32, bitcast=True)
-            _deposit(work, cand, t, shift, raw, index, place, counted, limit)
+            _deposit(bins, cand, t, shift, raw, index, place, counted, limit)
             word ^= bit
             place += 1
         found += tl.sum(each)
@@ -216,7 +217,7 @@ def gather(
 
 
 @triton.jit
-def gather_all(work, u, first, last, t, shift, cand, counted, limit, ROWS: tl.constexpr):
+def gather_all(bins, u, first, last, t, shift, cand, counted, limit, ROWS: tl.constexpr):
     """The same for every entry in [first, last): where groups would rule out too little."""
     found = 0
     e = cells(ROWS, shift)
@@ -225,7 +226,7 @@ def gather_all(work, u, first, last, t, shift, cand, counted, limit, ROWS: tl.co
         raw = x.to(tl.int32, bitcast=True)
         index = (start + e.to(tl.int64)).to(tl.int32)
         place, more = order(((raw & 0x7FFFFFFF) >= t).to(tl.int32), ROWS)
-        _deposit(work, cand, t, shift, raw, index, found + place, counted, limit)
+        _deposit(bins, cand, t, shift, raw, index, found + place, counted, limit)
         found += more
     return found
 
@@ -234,11 +235,12 @@ def gather_all(work, u, first, last, t, shift, cand, counted, limit, ROWS: tl.co
 def prune(
     work, u, maxima, ids, cand, meta, size, n, t, shift, share, room, spill, part,
     PARTS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, THREADS: tl.constexpr,
-    WHOLE: tl.constexpr,
+    WHOLE: tl.constexpr, COPIES: tl.constexpr,
 ):  # fmt: skip
     """One part's candidates, into its own room or, when that is full, the common spill."""
     found = 0
     base = part * room
+    bins = work + COARSE + part % COPIES * COARSE_BINS
     if t > 0:
         first = part.to(tl.int64) * share * ROWS * 128
         last = tl.minimum(first + share.to(tl.int64) * ROWS * 128, n)
@@ -252,12 +254,12 @@ def prune(
         while again > 0:
             if GROUP > 1:
                 found = gather(
-                    work, u, size, ids + first, groups, t, shift, cand + base, counted, limit,
+                    bins, u, size, ids + first, groups, t, shift, cand + base, counted, limit,
                     GROUP, THREADS, WHOLE,
                 )  # fmt: skip
             else:
                 found = gather_all(
-                    work, u, first, last, t, shift, cand + base, counted, limit, ROWS
+                    bins, u, first, last, t, shift, cand + base, counted, limit, ROWS
                 )
             again = 0
             if (found > limit) & (limit == room):

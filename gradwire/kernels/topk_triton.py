@@ -66,7 +66,7 @@ def _bound(work, maxima, threshold, words, n, rank, crowd, SAMPLE: tl.constexpr)
 def _prune(
     work, u, maxima, scratch, size, n, share, room, spill,
     PARTS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, THREADS: tl.constexpr,
-    WHOLE: tl.constexpr,
+    WHOLE: tl.constexpr, COPIES: tl.constexpr,
 ):  # fmt: skip
     """The candidates of one part: for large vectors, whose many parts hide each other's waits.
 
@@ -82,7 +82,7 @@ def _prune(
     clear(work + FINE, 1 << shift, part, PARTS, 128)
     prune(
         work, u, maxima, ids, cand, scratch, size, n, t, shift, share, room, spill,
-        part, PARTS, GROUP, ROWS, THREADS, WHOLE,
+        part, PARTS, GROUP, ROWS, THREADS, WHOLE, COPIES,
     )  # fmt: skip
 
 
@@ -90,7 +90,7 @@ def _prune(
 def _first(
     work, u, maxima, scratch, threshold, words, size, n, rank, crowd, share, room, spill, item,
     ITEMS: tl.constexpr, GROUP: tl.constexpr, SAMPLE: tl.constexpr, ROWS: tl.constexpr,
-    THREADS: tl.constexpr, WHOLE: tl.constexpr,
+    THREADS: tl.constexpr, WHOLE: tl.constexpr, COPIES: tl.constexpr,
 ):  # fmt: skip
     """Phase 0: both of these in one, for vectors where launches would cost more."""
     clear(work + DIGITS, CLEARED, item, ITEMS, 512)
@@ -101,7 +101,7 @@ def _first(
     ids = scratch + 2 * ITEMS + cap + cap
     prune(
         work, u, maxima, ids, cand, scratch, size, n, t, shift, share, room, spill,
-        item, ITEMS, GROUP, ROWS, THREADS, WHOLE,
+        item, ITEMS, GROUP, ROWS, THREADS, WHOLE, COPIES,
     )  # fmt: skip
     tl.store(work + BOUND, t)
     tl.store(work + SHIFT, shift)
@@ -113,7 +113,7 @@ def _topk(
     size, k, n, rank, crowd, share, room, spill, wide,
     ITEMS: tl.constexpr, LISTS: tl.constexpr, LOOKS: tl.constexpr, GROUP: tl.constexpr,
     SAMPLE: tl.constexpr, ROWS: tl.constexpr, THREADS: tl.constexpr, WHOLE: tl.constexpr,
-    BEGIN: tl.constexpr,
+    BEGIN: tl.constexpr, COPIES: tl.constexpr,
 ):  # fmt: skip
     number = take(work)
     busy = number < (PHASES - BEGIN) * ITEMS
@@ -134,12 +134,13 @@ def _topk(
             _first(
                 w, u, maxima_at + zero, scratch, threshold, words, size + zero, n + zero, rank,
                 crowd, share, room, spill, item, ITEMS, GROUP, SAMPLE, ROWS, THREADS, WHOLE,
+                COPIES,
             )  # fmt: skip
         else:
             t = look(w + BOUND)
             shift = look(w + SHIFT)
             if phase == 1:
-                way, bin = choose_way(w, k, spill, threshold, count, words, item)
+                way, bin = choose_way(w, k, spill, threshold, count, words, item, COPIES)
                 if count is not None:
                     fill(indices, values, k, size.to(tl.int32), item, ITEMS)
                 if (way == BY_BINS) & (bin >= 0):
@@ -148,7 +149,7 @@ def _topk(
                 way = look(w + WAY)
                 busy = (way == BY_DIGITS) | (phase == 2)
                 if phase == 2:
-                    clear(w + COARSE, COARSE_BINS, item, ITEMS, 512)
+                    clear(w + COARSE, COPIES * COARSE_BINS, item, ITEMS, 512)
                     if way == BY_BINS:
                         emit_candidates(
                             w, cand, scratch, t, shift, indices, values, words, item, LISTS, LOOKS
@@ -172,7 +173,7 @@ def _topk(
 
 _launch_bound = Launcher(_bound, num_warps=8)
 _launch_prune = Launcher(_prune, num_warps=PRUNE_WARPS)
-_launch_topk = Launcher(_topk, num_warps=WARPS)
+_launch_topk = {warps: Launcher(_topk, num_warps=warps) for warps in (WARPS, 2 * WARPS)}
 
 
 def topk_triton(
@@ -230,11 +231,11 @@ def _select(
         _launch_bound(1, key, u, work, ruling, threshold, words, p.n, p.rank, p.crowd, p.sample)
         _launch_prune(
             p.items * p.lists, key, u, work, u, ruling, room, size, p.n, p.share, p.room,
-            p.spill, p.items * p.lists, p.group, p.rows, p.threads, p.whole,
+            p.spill, p.items * p.lists, p.group, p.rows, p.threads, p.whole, p.copies,
         )  # fmt: skip
-    _launch_topk(
+    _launch_topk[p.warps](
         p.items, key, u, work, u, ruling, room, threshold, indices, values, count,
         words, size, k, p.n, p.rank, p.crowd, p.share, p.room,
         p.spill, p.wide, p.items, p.lists, p.looks, p.group, p.sample, p.rows, p.threads, p.whole,
-        p.begin,
+        p.begin, p.copies,
     )  # fmt: skip

@@ -26,16 +26,17 @@ BIN = tl.constexpr(163)
 ABOVE = tl.constexpr(164)
 WANTED = tl.constexpr(165)
 LEAST = tl.constexpr(166)
-COARSE = tl.constexpr(256)
-COARSE_BINS = tl.constexpr(2048)
-DIGITS = tl.constexpr(2304)
+DIGITS = tl.constexpr(256)
 PASSES = tl.constexpr(8)
-LOOK = tl.constexpr(2432)
+LOOK = tl.constexpr(384)
 MAX_ITEMS = 1024
 CLEARED = tl.constexpr(128 + 2 * MAX_ITEMS)
-FINE = tl.constexpr(4480)
+FINE = tl.constexpr(2432)
 FINE_BITS = tl.constexpr(17)
-WORDS = 4480 + (1 << 17)
+COARSE = tl.constexpr(2432 + (1 << 17))
+COARSE_BINS = tl.constexpr(2048)
+COPIES = 8
+WORDS = 2432 + (1 << 17) + 2048 * COPIES
 SEEN = tl.constexpr(1 << 62)
 
 
@@ -43,9 +44,10 @@ SEEN = tl.constexpr(1 << 62)
 def striped(bin):
     """Where a coarse bin is kept: neighbours on different cache lines, which take turns otherwise.
 
-    Magnitudes crowd just above the bound, and a line takes one addition at a time.
+    Magnitudes crowd just above the bound, and a line takes one addition at a time. Where there are
+    many candidates there are copies of all bins, too.
     """
-    return COARSE + (bin & 63) * 32 + (bin >> 6)
+    return (bin & 63) * 32 + (bin >> 6)
 
 
 @triton.jit

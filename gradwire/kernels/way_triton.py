@@ -31,7 +31,7 @@ def look(word):
 
 
 @triton.jit
-def choose_way(work, k, spill, threshold, count, words, item):
+def choose_way(work, k, spill, threshold, count, words, item, COPIES: tl.constexpr):
     """The way, and the coarse bin of the k-th magnitude; item 0 notes what later phases ask for.
 
     With a threshold no more than what passes is wanted. Where the bound is the threshold's own, the
@@ -45,7 +45,7 @@ def choose_way(work, k, spill, threshold, count, words, item):
         least = least_of(threshold)
         if (t == least) & (t > 0):
             k = tl.minimum(k, total)
-    bin, above = find_coarse(work, k)
+    bin, above = find_coarse(work, k, COPIES)
     good = fits & (total >= k) & (bin < COARSE_BINS - 1)
     way = tl.where(good, BY_BINS, BY_DIGITS)
     if threshold is None:

@@ -126,7 +126,7 @@ def small_layer(size, layer, scale=100.0):
 
 def header(word):
     """What the last selection left in the workspace."""
-    work, _ = workspace(1, torch.device(DEVICE))
+    work, _ = workspace(1, torch.zeros(0, device=DEVICE).device)
     return int(work[word.value])
 
 

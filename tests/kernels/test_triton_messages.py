@@ -6,9 +6,10 @@ import torch
 from tests.kernels.triton_device import DEVICE, gpu, same  # isort: skip
 from gradwire.encode import Encoding, encode
 from gradwire.kernels.decode_torch import decode_torch
-from gradwire.kernels.decode_triton import SPAN, decode_triton
+from gradwire.kernels.decode_triton import SPAN, WIDE, decode_triton
 from gradwire.kernels.settle_torch import settle_torch
 from gradwire.kernels.settle_triton import settle_triton
+from gradwire.kernels.target import Target
 from gradwire.types import Sparse, align
 
 
@@ -84,10 +85,11 @@ def pieces_of(lengths, gap=0):
     return place, pieces, buffer
 
 
+@pytest.mark.parametrize("zeroed", [False, True])
 @pytest.mark.parametrize("usable", [True, False])
 @pytest.mark.parametrize("gap", [0, 3])
 @pytest.mark.parametrize("lengths", [[SPAN + 70], [5, SPAN + 1, 64, 64, 130], [640, 128]], ids=str)
-def test_the_mean_goes_into_pieces(lengths, gap, usable):
+def test_the_mean_goes_into_pieces(lengths, gap, usable, zeroed):
     size, pieces, buffer = pieces_of(lengths, gap)
     stack, message = gathered(size, 500, 3)
     stack[1].view(torch.int32)[4] = int(usable)
@@ -95,12 +97,48 @@ def test_the_mean_goes_into_pieces(lengths, gap, usable):
     mean, _ = decode_torch(*args)
     for version in (decode_torch, decode_triton):
         buffer.fill_(7)
-        nothing, ok = version(*args, None, pieces)
+        target = Target(size, buffer.device, pieces)
+        if zeroed:
+            target.zero()
+            assert int((buffer == 0).sum()) == sum(lengths)
+        nothing, ok = version(*args, None, target)
         assert nothing is None
         assert bool(ok) == usable
         for place, piece in pieces:
             assert same(piece, mean[place : place + piece.numel()])
         assert int((buffer == 7).sum()) == gap * (len(lengths) + 1)
+
+
+@pytest.mark.parametrize("usable", [True, False])
+@pytest.mark.parametrize("size", [100, WIDE, 2 * WIDE + 777])
+def test_the_mean_where_it_is_zero_already(size, usable):
+    stack, message = gathered(size, 90, 4, padding=3)
+    stack[2].view(torch.int32)[4] = int(usable)
+    args = (stack, message.buffer, size, 90, torch.float32)
+    target = Target(size, stack.device)
+    target.out.fill_(7)
+    target.zero()
+    assert not target.out.any()
+    mean, ok = decode_triton(*args, None, target)
+    assert mean is target.out
+    assert bool(ok) == usable
+    assert same(mean, decode_torch(*args)[0])
+
+
+@gpu
+def test_a_target_is_zeroed_beside_what_goes_on():
+    """The stream at its side waits for what is enqueued before, and `wait` for the side."""
+    given = torch.ones(1 << 22, device=DEVICE)
+    for _ in range(20):
+        given.fill_(7)
+        torch.cuda._sleep(200_000)
+        kept = given.clone()
+        target = Target(given.numel(), given.device, [(0, given)])
+        target.clear()
+        target.wait()
+        zeros = given.clone()
+        assert float(kept.min()) == 7
+        assert not zeros.any()
 
 
 @pytest.mark.parametrize("word", [0, 1, 2, 4, 5, 6, 7])
