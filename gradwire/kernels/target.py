@@ -8,13 +8,17 @@ import torch
 from gradwire.kernels.backend import uses_triton
 from gradwire.kernels.pieces import Piece
 
+LARGE = 1 << 25
+"""Entries from which on zeroing ahead pays: it takes the host two events and a launch."""
+
 
 class Target:
     """A vector of `size + 1`, the last entry spare; or `pieces`, each for the part of the mean that
     begins at its place, and nowhere else.
 
     The mean is zero nearly everywhere. To write that takes a third of the time of a scan, and needs
-    no message: on CUDA a stream of its own does it while entries are chosen and exchanged.
+    no message: on CUDA, where there are many, a stream of its own does it while entries are chosen
+    and exchanged.
     """
 
     def __init__(self, size: int, device: torch.device, pieces: Sequence[Piece] = ()) -> None:
@@ -25,11 +29,11 @@ class Target:
         self._ready: torch.cuda.Event | None = None
 
     def clear(self) -> None:
-        """From now on it is zero for whoever calls `wait` first; elsewhere than on CUDA, nothing.
+        """Have it zeroed, if that pays; who writes to it next calls `wait` and looks at `zeroed`.
 
         What the current stream has enqueued so far may still read it.
         """
-        if self.device.type != "cuda" or not uses_triton(self.device):
+        if self.size < LARGE or self.device.type != "cuda" or not uses_triton(self.device):
             return
         here = torch.cuda.current_stream(self.device)
         side, fork, self._ready = _side(here)

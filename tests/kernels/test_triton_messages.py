@@ -9,7 +9,7 @@ from gradwire.kernels.decode_torch import decode_torch
 from gradwire.kernels.decode_triton import SPAN, WIDE, decode_triton
 from gradwire.kernels.settle_torch import settle_torch
 from gradwire.kernels.settle_triton import settle_triton
-from gradwire.kernels.target import Target
+from gradwire.kernels.target import LARGE, Target
 from gradwire.types import Sparse, align
 
 
@@ -128,7 +128,7 @@ def test_the_mean_where_it_is_zero_already(size, usable):
 @gpu
 def test_a_target_is_zeroed_beside_what_goes_on():
     """The stream at its side waits for what is enqueued before, and `wait` for the side."""
-    given = torch.ones(1 << 22, device=DEVICE)
+    given = torch.ones(LARGE, device=DEVICE)
     for _ in range(20):
         given.fill_(7)
         torch.cuda._sleep(200_000)
