@@ -16,6 +16,7 @@ class Costs:
     The rest are nanoseconds an entry at `reference` bytes a second of memory: of encoding and
     decoding plain (int32) and packed indices, of adding one into the mean, of merging sorted lists,
     of a cell of a sketch. fill: passes that put the mean of an all-gather into DDP's buckets.
+    merging: seconds of a round of gtopk, whatever its size.
     matrix: seconds of PowerSGD a matrix, up to rank 2 (Gram-Schmidt) and above (QR).
     """
 
@@ -31,6 +32,7 @@ class Costs:
     sketch: float
     matrix: tuple[float, float]
     fill: float = 1.0
+    merging: float = 0.0
     agrees: bool = False
     """Whether ranks compare, before each exchange, what they are about to send: on Gloo."""
 
@@ -39,13 +41,13 @@ CUDA = Costs(
     reference=4.32e12,
     bundle=7e-4,
     passes={
-        "topk": 1.19,
+        "topk": 1.17,
         "mstopk": 1.50,
-        "dgc": 1.59,
-        "threshold": 1.56,
+        "dgc": 1.42,
+        "threshold": 1.40,
         "bisect": 1.78,
         "trimmed": 1.48,
-        "gaussiank": 1.40,
+        "gaussiank": 1.27,
         "sidco": 2.06,
         "chunked": 1.13,
         "randk": 1.10,
@@ -53,7 +55,7 @@ CUDA = Costs(
         "exdyna": 12.9,
         "deft": 12.9,
     },
-    slope={"": 64.0},
+    slope={"": 42.0},
     most=40.0,
     encode=(0.01, 0.06),
     decode=(0.01, 0.06),
@@ -62,9 +64,11 @@ CUDA = Costs(
     sketch=0.02,
     matrix=(2e-4, 4e-4),
     fill=1 / 3,
+    merging=1.3e-3,
 )
 """One H200: benchmarks/results/methods_202611.md. micro, exdyna and deft were not measured there,
-nor merging and sketches: those are guesses."""
+nor what an entry costs in merging and sketches: those are guesses. A merge's own time is from one
+row of gtopk, in plan_202611.md."""
 
 CPU = Costs(
     reference=36.6e9,

@@ -57,12 +57,19 @@ def work(task: Task, device: Machine, network: Network) -> Work:
     compress = device.select(task.method, task.density, task.size)
     encode = device.scaled(device.costs.encode[_packed(task.encoding)] * task.k)
     decode = copies + device.scaled(_received(task, device, network))
+    if task.exchange == "gtopk":
+        decode += _merges(network.workers) * device.costs.merging
     if task.exchange == "hierarchical":
         # It adds up the node before it selects in its own part.
         compress = 2 * device.floor(task.size)
         compress += device.select("topk", task.density, task.size / network.local)
         encode /= network.local
     return Work(compress + device.bundle, encode, decode)
+
+
+def _merges(ranks: int) -> int:
+    """Rounds of a tree, and one before it for ranks that do not make a power of two."""
+    return ranks.bit_length() - 1 + (ranks & (ranks - 1) > 0)
 
 
 def _received(task: Task, device: Machine, network: Network) -> float:
@@ -72,9 +79,8 @@ def _received(task: Task, device: Machine, network: Network) -> float:
     if task.exchange == "union":
         return ranks * k * (read + costs.merge + costs.add)
     if task.exchange == "gtopk":
-        rounds = ranks.bit_length() - 1 + (ranks & (ranks - 1) > 0)
         # Each merge adds, selects, encodes, and subtracts what it cut.
-        return rounds * 2 * k * (read + 10 * costs.merge) + k * costs.add
+        return _merges(ranks) * 2 * k * (read + 10 * costs.merge) + k * costs.add
     if task.exchange == "oktopk":
         # Choices to their owners, sums back: about 1.5 k each, merged once each, and what is kept
         # of the own choices is found again.
