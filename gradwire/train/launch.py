@@ -5,6 +5,7 @@ import multiprocessing.connection
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -31,6 +32,8 @@ from gradwire.train.place import (
 Work = Callable[..., Any]
 GRACE = 0.3
 """Seconds that the peers of a failed worker get to say what happened to them."""
+ALONE = 60.0
+"""Seconds that a worker whose parent is gone gets to save."""
 
 
 class WorkerError(ExchangeError):
@@ -197,6 +200,7 @@ def _own_worker(
     timeout: float | None,
 ) -> None:
     """One of our own workers, from start to end."""
+    threading.Thread(target=_follow, args=(parent,), daemon=True).start()
     try:
         share_cores(world)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback())
@@ -217,6 +221,14 @@ def _own_worker(
         sys.stdout.flush()
         # Leaving the usual way would wait for peers that are not coming.
         os._exit(1)
+
+
+def _follow(parent: int) -> None:
+    """End this process some time after its parent: one that waits for peers would not notice."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    time.sleep(ALONE)
+    os._exit(1)
 
 
 def _as_rank(work: Work, args: tuple[Any, ...], device: str, timeout: float | None) -> Any:

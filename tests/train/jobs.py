@@ -1,12 +1,15 @@
 """What the ranks of these tests do; here because other processes have to import it."""
 
 import os
+import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from gradwire import data, models
 from gradwire.data import DataError
+from gradwire.train import launch
 from gradwire.train.evaluate import digest, replicas_identical
 from gradwire.train.options import resolve
 from gradwire.train.place import Place
@@ -85,3 +88,10 @@ def different_replicas(place):
         model.weight.fill_(1)
         model.bias.fill_(place.rank)
     return replicas_identical(digest(model), place)
+
+
+def deaf(place, folder):
+    """Waits as one does for a peer that never comes, and looks at nothing."""
+    launch.ALONE = 0.2
+    (Path(folder) / f"{place.rank}").write_text(str(os.getpid()))
+    time.sleep(600)

@@ -1,7 +1,10 @@
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -43,6 +46,21 @@ def test_a_signal_reaches_every_worker_as_a_flag_and_the_handlers_come_back(numb
     timer.start()
     assert launch(jobs.sleep, workers=2) == "stopped"
     assert signal.getsignal(number) is before
+
+
+def test_workers_do_not_outlive_a_parent_that_was_killed(tmp_path):
+    call = f"launch(jobs.deaf, {str(tmp_path)!r}, workers=2)"
+    code = f"from gradwire.train.launch import launch\nfrom tests.train import jobs\n{call}"
+    parent = subprocess.Popen([sys.executable, "-c", code])
+    end = time.monotonic() + 60
+    while len(found := [f.read_text() for f in tmp_path.iterdir()]) < 2 or "" in found:
+        assert time.monotonic() < end, "the workers did not start"
+        time.sleep(0.1)
+    parent.kill()
+    parent.wait()
+    while any(Path(f"/proc/{pid}").exists() for pid in found):
+        assert time.monotonic() < end, "they are still there"
+        time.sleep(0.1)
 
 
 def test_replicas_that_differ_are_noticed(ranks):
