@@ -45,31 +45,38 @@ def save(state: "State", folder: str | os.PathLike[str]) -> None:
         sharded.save(state, path)
         return
     rank, size = state.group.rank, state.group.size
-    part = f"gradwire-step{state.steps}-rank{rank}.pt"
-    failure = ""
+    new = path / f"gradwire-step{state.steps}-rank{rank}.pt.new"
+    failure: Exception | None = None
     digest = bytes(32)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        digest = replace(path / part, lambda out: torch.save(state.state_dict(), out))
-    except OSError as error:
-        failure = _refusal(rank, path / part, error)
+        digest = replace(new, lambda out: torch.save(state.state_dict(), out))
+        os.replace(new, path / _part(state.steps, rank, digest.hex()))
+    except Exception as error:  # of whatever kind: the others wait
+        failure = _refusal(rank, new, error)
     digests = _gather_digests(state, digest, failure)
     parts = [
-        {"file": f"gradwire-step{state.steps}-rank{r}.pt", "sha256": d}
-        for r, d in enumerate(digests)
+        {"file": _part(state.steps, r, digest), "sha256": digest}
+        for r, digest in enumerate(digests)
     ]
     manifest = {"version": VERSION, "world_size": size, "steps": state.steps, "parts": parts}
     # Every rank writes the same bytes: on several machines each then has a manifest of its own.
     manifest["sha256"] = _seal(manifest)
     try:
         replace(path / MANIFEST, lambda out: out.write(json.dumps(manifest, indent=1).encode()))
-    except OSError as error:
+    except Exception as error:
         failure = _refusal(rank, path / MANIFEST, error)
     _gather_digests(state, bytes(32), failure)
     # Now every rank has its manifest: what else has such a name is old, or of a rank that died.
-    for old in (*path.glob(f"gradwire-step*-rank{rank}.pt*"), *path.glob(f"{MANIFEST}.*")):
-        if old.name != part:
+    names = (f"gradwire-step*-rank{rank}.pt*", f"gradwire-step*-rank{rank}-*", f"{MANIFEST}.*")
+    for old in [file for name in names for file in path.glob(name)]:
+        if old.name != parts[rank]["file"]:
             old.unlink(missing_ok=True)
+
+
+def _part(steps: int, rank: int, digest: str) -> str:
+    """A name that no other content has: a second save of the same step must not touch the first."""
+    return f"gradwire-step{steps}-rank{rank}-{digest[:8]}.pt"
 
 
 def load(state: "State", folder: str | os.PathLike[str]) -> None:
@@ -99,6 +106,9 @@ def load(state: "State", folder: str | os.PathLike[str]) -> None:
         failure = error
     except OSError as error:
         failure = StateError(f"{error.filename or path} cannot be read: {error.strerror}")
+    except Exception as error:  # of whatever kind: the others wait
+        failure = StateError(f"{path} cannot be read: {one_line(error)}")
+        failure.__cause__ = error
     fail_together(state.group, failure, StateError, state.device)
     _compare_seals(state, path, manifest["sha256"])
     if mine:
@@ -186,15 +196,19 @@ def _is_manifest(manifest: Mapping[str, Any]) -> bool:
         and size > 0
         and all(
             isinstance(part, dict)
-            and re.fullmatch(r"gradwire-step\d+-rank\d+\.pt", str(part.get("file")))
+            and re.fullmatch(r"gradwire-step\d+-rank\d+(-[0-9a-f]{8})?\.pt", str(part.get("file")))
             and isinstance(part.get("sha256"), str)
             for part in parts
         )
     )
 
 
-def _refusal(rank: int, file: Path, error: OSError) -> str:
-    return f"rank {rank} could not write {file}: {error.strerror}. The last checkpoint is untouched"
+def _refusal(rank: int, file: Path, error: Exception) -> ExchangeError:
+    why = error.strerror if isinstance(error, OSError) else one_line(error)
+    words = f"rank {rank} could not write {file}: {why}. The last checkpoint is untouched"
+    refusal = ExchangeError(words)
+    refusal.__cause__ = error
+    return refusal
 
 
 def _read(path: Path, part: Mapping[str, str]) -> dict[str, Any]:
@@ -211,7 +225,7 @@ def _read(path: Path, part: Mapping[str, str]) -> dict[str, Any]:
         raise StateError(f"{file} is no state: {one_line(error)}") from error
 
 
-def _gather_digests(state: "State", digest: bytes, failure: str) -> list[str]:
+def _gather_digests(state: "State", digest: bytes, failure: Exception | None) -> list[str]:
     """Every rank's digest; raises on every rank when one of them failed."""
     flag = 1 if failure else 0
     mine = torch.tensor([flag, *digest], dtype=torch.uint8, device=state.device)
@@ -221,5 +235,5 @@ def _gather_digests(state: "State", digest: bytes, failure: str) -> list[str]:
     state.group.bytes_sent, state.group.rounds = sent, rounds
     failed = [r for r, row in enumerate(rows) if int(row[0])]
     if failed:
-        raise ExchangeError(failure or f"the checkpoint was not written: rank {failed[0]} failed")
+        raise failure or ExchangeError(f"the checkpoint was not written: rank {failed[0]} failed")
     return [bytes(row[1:].tolist()).hex() for row in rows]

@@ -41,7 +41,7 @@ def compress(
     if k == 0:
         indices = torch.empty(0, dtype=torch.int32, device=u.device)
         return Sparse(indices, u[:0].clone(), indices.sum(dtype=torch.int32), u.numel())
-    return METHODS[method].run(u, k, Memory(), None, **options).trim()
+    return METHODS[method].run(u.contiguous(), k, Memory(), None, **options).trim()
 
 
 def _check_vector(u: Tensor) -> None:
@@ -53,6 +53,8 @@ def _check_vector(u: Tensor) -> None:
         raise ConfigError(f"u must have 1 to {MAX_SIZE:,} entries, got {u.numel():,}")
     if not u.is_floating_point():
         raise ConfigError(f"u must be of a floating-point dtype, got {u.dtype}")
+    if u.is_cuda and u.dtype == torch.float64:
+        raise ConfigError("u is float64, which CUDA kernels would compare as fp32: pass u.float()")
     if not bool(torch.isfinite(u).all()):
         bad = int((~torch.isfinite(u)).sum())
         raise ConfigError(

@@ -13,6 +13,7 @@ from gradwire.bench.row import device_name, versions
 from gradwire.choose import REASONS
 from gradwire.cluster.local import VirtualCluster
 from gradwire.config import Config
+from gradwire.encode import Encoding
 from gradwire.errors import ConfigError, GradwireError, unknown
 from gradwire.exchange import EXCHANGES
 from gradwire.options import parse_options
@@ -81,6 +82,13 @@ def bench_exchange(
         raise unknown("data", data, DATA)
     if not 0 <= correlation <= 1:
         raise ConfigError(f"correlation must be in [0, 1], got {correlation}")
+    if min(ranks) < 1:
+        raise ConfigError(f"ranks must be at least 1, got {min(ranks)}")
+    Encoding(values, indices)
+    for text in options:
+        option = text.partition("=")[0]
+        if not any(option in EXCHANGES[name].options for name in exchanges):
+            raise ConfigError(f"none of {', '.join(exchanges)} has an option {option!r}")
     for count in ranks:
         gradients = correlated(data, size, count, correlation, device)
         mean = torch.stack(gradients).mean(0)

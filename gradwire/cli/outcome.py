@@ -1,6 +1,7 @@
 """From a plan to what is said about it."""
 
 from gradwire.cli.say import say
+from gradwire.errors import ConfigError
 from gradwire.report import ReportError, headline, read_runs, write_report
 from gradwire.train import Outcome, Plan, checkpoint, resume_command, train
 from gradwire.train.launch import WorkerError
@@ -40,5 +41,5 @@ def _say_done(outcome: Outcome) -> None:
     try:
         say(headline(read_runs(folder)))
         say(f"report  {write_report(folder)}")
-    except ReportError as error:
+    except (ReportError, ConfigError) as error:
         say(f"note: {error}")

@@ -52,7 +52,7 @@ class VirtualCluster:
         def work(rank: int) -> Tensor | None:
             state = self._states[rank]
             state.begin()
-            update = state.process(state.bundles[0], [gradients[rank].detach()])
+            update = state.process(state.bundles[0], [gradients[rank].detach().contiguous()])
             # Every worker computes the same update; only one of them has to be kept.
             return update if rank == 0 else None
 

@@ -62,7 +62,8 @@ def attach(
     replica's parameters to the others.
 
     A collective call: every rank's configuration and parameters are compared, and a difference is
-    an error on all of them. `scaler` is the GradScaler, if there is one. The fields are Config's.
+    an error on all of them. `scaler` is the GradScaler, if there is one, and of this model's one
+    optimiser: where it serves several, call `wire.skip_step()` instead. The fields are Config's.
     The residuals take 4 bytes a parameter (8 for bf16 and fp16 ones), momentum correction 4 more.
     With `momentum` the optimiser must have none of its own, which attach does not see: momentum
     would act twice.
@@ -71,6 +72,8 @@ def attach(
     `gradwire.plan` recommends, which may be dense; `wire.reason` and the log say why. `density`, or
     `min_density` (0.01), `exchange`, `values`, `indices` and `bundle_mb` bound the choice.
     """
+    if scaler is not None and not hasattr(scaler, "is_enabled"):
+        raise AttachError(f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}")
     if replicate_group is not None or is_sharded(model):
         from gradwire.integrate.fsdp import attach_sharded
 
@@ -117,7 +120,9 @@ def ddp_hook(state: State, bucket: dist.GradBucket) -> Future[Tensor]:
     """The hook for `ddp.register_comm_hook(gradwire.State(density=0.01), gradwire.ddp_hook)`.
 
     PyTorch's own convention, for trainers that take a state and a hook. The state meets the other
-    ranks in the first backward pass.
+    ranks in the first backward pass. Not for DDP(find_unused_parameters=True): DDP throws away what
+    is delivered to unused parameters, and of a hook it cannot be asked which those are. `attach`
+    keeps it.
     """
     if state.engine is None:
         state.engine = Engine(state, watch_unused=False)

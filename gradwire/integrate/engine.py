@@ -223,9 +223,21 @@ class Engine:
 
 def slot_of(parameter: Tensor, name: str) -> Slot:
     """The slot of a parameter, before it has a place."""
-    return Slot(
-        name, tuple(parameter.shape), parameter.stride(), parameter.dtype, numel=parameter.numel()
-    )
+    shape, stride = tuple(parameter.shape), parameter.stride()
+    if not _dense(shape, stride):
+        # As DDP does: a part of something larger lies in its buckets without the gaps.
+        stride = torch.empty(shape, device="meta").stride()
+    return Slot(name, shape, stride, parameter.dtype, numel=parameter.numel())
+
+
+def _dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Whether the entries lie side by side, in whatever order."""
+    step = 1
+    for each, size in sorted((s, n) for n, s in zip(shape, stride, strict=True) if n != 1):
+        if each != step:
+            return False
+        step *= size
+    return True
 
 
 def _unwrap(future: "Future[object]") -> Tensor:

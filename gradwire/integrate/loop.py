@@ -1,10 +1,11 @@
 """average: the path for people with their own training loop."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from gradwire.cluster.group import DistributedGroup
 from gradwire.errors import ConfigError
 from gradwire.integrate.handshake import meet
 from gradwire.integrate.refuse import DTYPES
@@ -31,7 +32,10 @@ def average(tensors: Sequence[Tensor] | Mapping[str, Tensor], state: State) -> N
     state.check_drift()
     state.begin()
     for bundle in state.bundles:
-        gradients = [named[slot.name].reshape(-1) for slot in bundle.slots]
+        if isinstance(state.group, DistributedGroup) and not state.group.on_stream:
+            entries = state.choose(bundle).k
+            state.group.agree("average", step=state.steps, bundle=bundle.index, entries=entries)
+        gradients = [named[slot.name].reshape(-1).contiguous() for slot in bundle.slots]
         update = state.process(bundle, gradients)
         for slot in bundle.slots:
             part = update[slot.offset : slot.offset + slot.numel]
@@ -39,9 +43,18 @@ def average(tensors: Sequence[Tensor] | Mapping[str, Tensor], state: State) -> N
 
 
 def _named(tensors: Sequence[Tensor] | Mapping[str, Tensor]) -> dict[str, Tensor]:
-    if isinstance(tensors, Mapping):
-        return dict(tensors)
-    return {str(i): tensor for i, tensor in enumerate(tensors)}
+    named = dict(tensors) if isinstance(tensors, Mapping) else dict(_numbered(tensors))
+    missing = [name for name, tensor in named.items() if tensor is None]
+    if missing:
+        raise ConfigError(
+            f"average needs a tensor for every name, got None for {', '.join(missing[:3])}: give "
+            f"parameters without a gradient zeros, or leave them out at every call"
+        )
+    return named
+
+
+def _numbered(tensors: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
+    return ((str(i), tensor) for i, tensor in enumerate(tensors))
 
 
 def _open(named: dict[str, Tensor], state: State) -> None:
@@ -78,3 +91,5 @@ def _check(named: dict[str, Tensor], state: State) -> None:
     for name, tensor in named.items():
         if tuple(tensor.shape) != known[name].shape:
             raise ConfigError(f"{name} has shape {tuple(tensor.shape)}, before {known[name].shape}")
+        if tensor.dtype != known[name].dtype:
+            raise ConfigError(f"{name} is {tensor.dtype}, before {known[name].dtype}")

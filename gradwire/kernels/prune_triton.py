@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from gradwire.kernels.order_triton import cells, order
-from gradwire.kernels.scan_triton import magnitude
+from gradwire.kernels.scan_triton import INFINITY, magnitude
 from gradwire.kernels.turns_triton import COARSE, COARSE_BINS, FINE_BITS, SPILLED, TOTAL, striped
 
 SECTOR = tl.constexpr(8)
@@ -105,8 +105,10 @@ def aim_at(values, n, rank, crowd, threshold, words, SAMPLE: tl.constexpr):
 def least_of(threshold):
     """The smallest magnitude, as bits, that passes a threshold; 0 where even zeros do."""
     bits = tl.load(threshold).to(tl.int32, bitcast=True)
-    # Bits of a NaN lie above all magnitudes, as they should; -0 is no less than 0.
-    return tl.where((bits < 0) & (bits != -2147483648), 0, (bits & 0x7FFFFFFF) + 1)
+    size = bits & 0x7FFFFFFF
+    # -0 is no less than 0. Nothing passes a NaN, whatever its bits.
+    least = tl.where((bits < 0) & (bits != -2147483648), 0, size + 1)
+    return tl.where(size > INFINITY, INFINITY + 1, least)
 
 
 @triton.jit

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gradwire.cluster.gossip import gather_words
+from gradwire.config import check_density
 from gradwire.errors import ConfigError
 from gradwire.plan.measure import measure_link, measure_machine, node_count
 from gradwire.plan.network import Network, show_link
@@ -109,6 +110,9 @@ def split_bounds(fields: Mapping[str, Any]) -> tuple[Auto, dict[str, Any]]:
             f"method='auto' chooses whether to send dense: leave out exchange="
             f"{bounds['exchange']!r}, or use method='dense'"
         )
+    for name in ("density", "min_density"):
+        if name in bounds:
+            check_density(bounds[name], name)
     rest = {k: v for k, v in fields.items() if k not in BOUNDS or k == "bundle_mb"}
     return Auto(bounds), rest | {"method": "dense", "exchange": "dense"}
 

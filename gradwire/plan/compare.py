@@ -54,6 +54,8 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
         raise ConfigError(
             f"{file} is not there; --check takes paper, or rows of bench step"
         ) from None
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise ConfigError(f"{file} holds no JSON rows: {error}") from error
     for row in rows:

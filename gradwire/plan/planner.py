@@ -114,6 +114,8 @@ def plan_for(
     least = check_density(min_density, "min_density")
     if max(densities) < least:
         raise ConfigError(f"density {max(densities):g} is below min_density {least:g}: lower that")
+    if bundle_mb is not None and not bundle_mb > 0:
+        raise ConfigError(f"bundle_mb must be a number above 0, got {bundle_mb!r}")
     sizes = _sizes(load) if bundle_mb is None else [float(bundle_mb)]
     ways = all_ways(network, densities, methods, encodings)
     if not any(len(shape) > 1 for shape in load.shapes):

@@ -43,6 +43,20 @@ def test_an_encoding_that_is_none_is_refused():
         parse("int8")
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"ranks": [2, 0]}, "ranks must be at least 1, got 0"),
+        ({"values": "foo"}, "unknown value encoding 'foo'"),
+        ({"options": ["row=3"]}, "none of gs-sgd has an option 'row'"),
+    ],
+)
+def test_what_no_exchange_would_do_is_refused(given, said):
+    words = {"ranks": [2], "size": 1000, "density": 0.1, "exchanges": ["gs-sgd"], "device": CPU}
+    with pytest.raises(ConfigError, match=said):
+        next(bench_exchange(**{**words, **given}))
+
+
 def test_exchange_rows_agree_with_the_formulas():
     rows = list(bench_exchange([2, 3], 3000, 0.01, list(EXCHANGES), CPU, steps=2))
     assert [(r.ranks, r.exchange) for r in rows] == [(p, x) for p in (2, 3) for x in EXCHANGES]

@@ -163,3 +163,9 @@ def test_ranks_that_differ_in_bounds_are_told(ranks):
 def test_dense_is_no_bound():
     with pytest.raises(ConfigError, match="leave out exchange='dense-bf16'"):
         auto.split_bounds({"method": "auto", "exchange": "dense-bf16"})
+
+
+@pytest.mark.parametrize("name", ["density", "min_density"])
+def test_a_bound_that_is_none_is_refused_at_once(name):
+    with pytest.raises(ConfigError, match=rf"{name} must be in \(0, 1\], got 2"):
+        auto.split_bounds({"method": "auto", name: 2})

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,8 @@ def refused(rank, folder, odd_rank=None, width=97):
     try:
         gradwire.load(wire, folder)
     except StateError as error:
-        return str(error), before == kept(wire)
+        # Names of parts have the first digits of their content.
+        return re.sub("(rank.)-[0-9a-f]{8}", r"\1", str(error)), before == kept(wire)
     finally:
         wire.close()
     return "loaded", None

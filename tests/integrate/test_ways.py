@@ -10,6 +10,7 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire.errors import GradwireError
 from tests.integrate import models
 
 
@@ -308,3 +309,29 @@ def test_odd_models(ranks):
         "first.bias", "first.weight", "low.bias", "low.weight", "tied.weight",
     ]  # fmt: skip
     assert stats["bundles"] >= 2
+
+
+def refused(given, state):
+    try:
+        gradwire.average(given, state)
+    except GradwireError as error:
+        return str(error)
+    return "nothing"
+
+
+def other_gradients(rank):
+    state = gradwire.State(density=0.1, dense_below=0, bundle_mb=1)
+    said = [refused({"w": torch.randn(50), "b": None}, state)]
+    gradwire.average({"w": torch.randn(50)}, state)
+    said.append(refused({"w": torch.randn(50).bfloat16()}, state))
+    if rank == 1:
+        state.flush()
+    return [*said, refused({"w": torch.randn(50)}, state)]
+
+
+def test_average_names_what_is_wrong_with_gradients(ranks):
+    for said in ranks.run(2, other_gradients):
+        assert said[0].startswith("average needs a tensor for every name, got None for b")
+        assert said[1] == "w is torch.bfloat16, before torch.float32"
+        assert "rank 1 has entries" in said[2]
+        assert "call flush, detach and load together" in said[2]

@@ -55,6 +55,17 @@ def test_the_way():
     assert check(u, rank(u, 4000), 5000, 32) == "digits" or ON_GPU
 
 
+def nan(bits):
+    return torch.tensor(bits, dtype=torch.int32).view(torch.float32)
+
+
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7FFFFFFF, 0x7F800001, -4194304, -1])
+def test_nothing_passes_a_nan_whatever_its_bits(bits):
+    u = vector("gaussian", 700).to(DEVICE)
+    _, _, count = topk_triton.above_triton(u, nan(bits).to(DEVICE), 20)
+    assert int(count) == 0
+
+
 @pytest.mark.parametrize("threshold", [float("nan"), float("inf"), -1.0, -0.0, 0.0, 1e-45])
 def test_thresholds_that_pass_nothing_or_everything(threshold):
     for u in (torch.tensor([1.0, 0.0, -2.0, 1e-45]), vector("zeros", 700)):

@@ -66,6 +66,8 @@ def test_rows_that_nothing_is_known_of_are_left_out(tmp_path):
 def test_files_without_rows_are_one_line(tmp_path):
     with pytest.raises(ConfigError, match="--check takes paper, or rows of bench step"):
         read_rows(tmp_path / "none.jsonl")
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        read_rows(tmp_path)
     (tmp_path / "odd.jsonl").write_text("{")
     with pytest.raises(ConfigError, match="holds no JSON rows"):
         read_rows(tmp_path / "odd.jsonl")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gradwire.data import DataError
+from gradwire.errors import ConfigError
 from gradwire.train.launch import WorkerError, launch
 from tests.train import jobs
 
@@ -46,6 +47,11 @@ def test_a_signal_reaches_every_worker_as_a_flag_and_the_handlers_come_back(numb
     timer.start()
     assert launch(jobs.sleep, workers=2) == "stopped"
     assert signal.getsignal(number) is before
+
+
+def test_more_workers_than_the_memory_holds_are_refused():
+    with pytest.raises(ConfigError, match=r"workers=1000000 need about 150000 GB .* use at most "):
+        launch(jobs.sleep, workers=1_000_000)
 
 
 def test_workers_do_not_outlive_a_parent_that_was_killed(tmp_path):
