@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gradwire.cluster.gossip import fail_together, gather_words
-from gradwire.errors import ExchangeError, StateError, one_line
+from gradwire.errors import ConfigError, ExchangeError, StateError, one_line
 from gradwire.files import replace
 from gradwire.packing import check, check_rank, settle_saved
 
@@ -36,6 +36,7 @@ def save(state: "State", folder: str | os.PathLike[str]) -> None:
     Atomic: until the manifest is replaced, the folder holds the checkpoint it held before. For a
     sharded model it is a folder of torch.distributed.checkpoint, one a checkpoint.
     """
+    _check_wire(state, "save")
     if not state.opened:
         raise StateError("there is nothing to save yet: the parameters are known after a step")
     path = Path(folder)
@@ -74,6 +75,11 @@ def save(state: "State", folder: str | os.PathLike[str]) -> None:
             old.unlink(missing_ok=True)
 
 
+def _check_wire(given: Any, what: str) -> None:
+    if not hasattr(given, "opened"):
+        raise ConfigError(f"{what} takes the wire that attach returned, got {type(given).__name__}")
+
+
 def _part(steps: int, rank: int, digest: str) -> str:
     """A name that no other content has: a second save of the same step must not touch the first."""
     return f"gradwire-step{steps}-rank{rank}-{digest[:8]}.pt"
@@ -88,6 +94,7 @@ def load(state: "State", folder: str | os.PathLike[str]) -> None:
     over the old; likewise the replicas of a sharded model, whose number of shards may change too,
     and the weights of local steps, whose optimiser and buffers are then rank 0's.
     """
+    _check_wire(state, "load")
     if not state.opened:
         raise StateError("load after attach, or after a step: the parameters are not known yet")
     path = Path(folder)

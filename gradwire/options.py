@@ -15,6 +15,11 @@ def resolve_names(method: str, exchange: str = "") -> tuple[str, str]:
         raise ConfigError(
             f"method={method!r} names exchange {named!r}, exchange={exchange!r} another: give one"
         )
+    if name == "auto":
+        raise ConfigError(
+            "method='auto' is for gradwire.attach, also Accelerate's; here ask `gradwire plan` and "
+            "give what it recommends"
+        )
     if name not in METHODS:
         raise unknown("method", name, METHODS)
     only = METHODS[name].exchange

@@ -1,5 +1,6 @@
 """Rows as a table on the terminal, and as a picture of time against size."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -73,11 +74,27 @@ def check_picture(path: Path | None) -> None:
     """Raises for a file that cannot be a picture."""
     if path is not None and path.suffix not in (".png", ".svg", ".pdf"):
         raise ConfigError(f"a plot is a .png, .svg or .pdf file, got {path}")
+    if path is not None:
+        check_folder(path.parent)
+
+
+def check_folder(folder: Path) -> None:
+    """Makes it, or raises before anything is measured."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be made: {error.strerror}") from error
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"{folder} cannot be written to")
 
 
 def save_figure(figure: Any, path: Path) -> None:
     """Write it and forget it."""
     from matplotlib import pyplot
 
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
+    finally:
+        pyplot.close(figure)

@@ -59,10 +59,12 @@ def compress(
     from gradwire.bench import bench_compress
     from gradwire.bench.data import read_gradient
     from gradwire.bench.page import write_page
-    from gradwire.bench.show import as_table, check_picture, plot
+    from gradwire.bench.show import as_table, check_folder, check_picture, plot
     from gradwire.compress import METHODS
 
     check_picture(plot_file)
+    if out is not None:
+        check_folder(out)
     rows = _show(
         bench_compress(
             [_entries(s) for s in _split(size)],
@@ -202,12 +204,15 @@ def step(
     method adds to noop; hidden: the time of its stages that it does not. Inputs are synthetic.
     """
     from gradwire.bench.job import Job
+    from gradwire.bench.show import check_folder
     from gradwire.bench.show_step import WIDTH, step_tables
     from gradwire.bench.start import bench_step
     from gradwire.cli.lab import INTERRUPTED, leave_on_signals
     from gradwire.cli.say import complain, errors
     from gradwire.cluster.rate import parse_time
 
+    if trace is not None:
+        check_folder(trace)
     job = Job(
         model, tuple(_split(methods)), batch, iterations, density, values, indices, autocast,
         _kind(device), seconds, bucket_mb, link,

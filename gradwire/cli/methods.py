@@ -10,7 +10,8 @@ from gradwire.exchange import EXCHANGES
 def methods() -> None:
     """List the methods (how a worker chooses) and the exchanges (how workers agree).
 
-    Written together they are a name for --method and --compare: topk/allgather.
+    Written together they are a name for --method and --compare: topk/allgather. Options, with their
+    defaults, go to --option NAME=VALUE and to gradwire.attach(..., NAME=VALUE).
     """
     for title, entries in (("Methods", METHODS), ("Exchanges", EXCHANGES)):
         table = Table(title=title, title_justify="left", title_style="bold", box=None)
@@ -18,5 +19,6 @@ def methods() -> None:
         table.add_column(style="cyan", no_wrap=True)
         table.add_column()
         for name, entry in entries.items():
-            table.add_row(f"  {name}", entry.summary)
+            options = ", ".join(f"{option}={value}" for option, value in entry.options.items())
+            table.add_row(f"  {name}", f"{entry.summary} [dim]{options}[/dim]".rstrip())
         console.print(table)

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from gradwire.bench import bench_exchange
 from gradwire.bench.encode import ENCODINGS, parse
 from gradwire.bench.exchange import correlated
+from gradwire.bench.show import check_folder, check_picture
 from gradwire.cli.app import app
 from gradwire.encode import nbytes
 from gradwire.errors import ConfigError
@@ -111,3 +112,13 @@ def test_a_page_that_needs_nothing_else(tmp_path):
     assert len(re.findall("<td>topk</td>", page)) == 2
     assert not re.search(r"(src|href)=\"(?!#)", page.replace("xlink:href", "href"))
     assert "<script" not in page
+
+
+def test_pictures_and_folders_that_cannot_be_are_refused_before_measuring(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be made: File exists"):
+        check_folder(tmp_path / "file")
+    with pytest.raises(ConfigError, match="cannot be made: Not a directory"):
+        check_picture(tmp_path / "file" / "more" / "x.png")
+    check_picture(tmp_path / "new" / "x.png")
+    assert (tmp_path / "new").is_dir()

@@ -169,3 +169,8 @@ def test_dense_is_no_bound():
 def test_a_bound_that_is_none_is_refused_at_once(name):
     with pytest.raises(ConfigError, match=rf"{name} must be in \(0, 1\], got 2"):
         auto.split_bounds({"method": "auto", name: 2})
+
+
+def test_where_there_is_no_auto_the_error_says_what_to_do():
+    with pytest.raises(ConfigError, match="ask `gradwire plan`"):
+        gradwire.Config(method="auto")

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import gradwire
-from gradwire.errors import GradwireError, StateError
+from gradwire.errors import ConfigError, GradwireError, StateError
 from gradwire.intact import check_bundles
 from gradwire.types import Slot
 from tests.integrate import models
@@ -360,3 +360,9 @@ def test_a_parameter_with_gaps_is_kept_without_them(ranks):
     for stride, off in ranks.run(2, parts_of_something_larger):
         assert stride == (16, 1)
         assert off <= 2 * 7, "only what was sent, one in a hundred, differs from the gradient"
+
+
+@pytest.mark.parametrize("call", [gradwire.save, gradwire.load])
+def test_what_is_no_wire_is_named(call, tmp_path):
+    with pytest.raises(ConfigError, match="takes the wire that attach returned, got Linear"):
+        call(torch.nn.Linear(2, 2), tmp_path)
