@@ -128,7 +128,10 @@ def _measure() -> dict[str, Any] | None:
     from gradwire.train.place import under_torchrun
 
     if not under_torchrun():
-        raise ConfigError("--measure needs ranks to measure between: torchrun ... gradwire plan")
+        raise ConfigError(
+            "--measure needs ranks to measure between: "
+            "torchrun --nproc-per-node 4 -m gradwire plan --measure ..."
+        )
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"

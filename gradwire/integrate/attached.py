@@ -1,9 +1,13 @@
 """What the handles that `attach` returns have in common."""
 
+import warnings
 from typing import Any
 
 from gradwire.config import Config
 from gradwire.state import State
+
+TRIES = 10
+"""Steps in which a parameter that is kept something for may be used again, after `detach`."""
 
 
 class Attached(State):
@@ -12,21 +16,45 @@ class Attached(State):
     def __init__(self, config: Config | None, **fields: Any) -> None:
         super().__init__(config, **fields)
         self.detaching = False
+        self._tries = 0
 
     def detach(self) -> None:
         """The next step sends everything that is kept; later ones are plain dense all-reduce.
 
         Call it on every rank. Afterwards the model can be attached again. Momentum correction ends
-        with the wire: from then on the optimiser needs its own momentum.
+        with the wire: from then on the optimiser needs its own momentum. What is kept for
+        parameters that the step does not use waits for one that does, for ten steps at most.
         """
         self.flush()
         self.detaching = True
 
     def flushed(self) -> bool:
-        """Whether the step that flushes was taken; one that was skipped is asked for again."""
+        """Whether the step that flushes was taken; one that was skipped is asked for again.
+
+        So is one that did not use all parameters. All ranks see the same unused ones.
+        """
         if self._flush:
             return False
-        if bool(self.was_skipped()):
+        waiting = any(bundle.held for bundle in self.bundles)
+        if bool(self.was_skipped()) or (waiting and self._tries < TRIES):
+            self._tries += waiting
             self.flush()
             return False
+        if waiting:
+            self._say_dropped()
         return True
+
+    def _say_dropped(self) -> None:
+        dropped = [
+            slot.name
+            for bundle in self.bundles
+            for offset, kept in bundle.held
+            for slot in bundle.slots
+            if slot.offset == offset and bool(kept.any())
+        ]
+        if dropped:
+            warnings.warn(
+                f"detach: no rank has used {', '.join(dropped[:3])} in {TRIES + 1} steps; what was "
+                f"kept for it is dropped",
+                stacklevel=2,
+            )

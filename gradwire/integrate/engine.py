@@ -76,7 +76,9 @@ class Engine:
             self._thread = None
         if self._used is not None:
             self._used.remove()
-        self.broken = self.broken or ExchangeError("the wire was closed")
+        self.broken = self.broken or ExchangeError(
+            "the wire was closed: to go on with plain all-reduce call wire.detach() instead"
+        )
 
     def hook(self, bucket: dist.GradBucket) -> Future[Tensor]:
         """The averaged bucket, in time; called by DDP's backward pass in bucket order."""

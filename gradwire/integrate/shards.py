@@ -49,7 +49,9 @@ class Shards:
 
     def close(self) -> None:
         """Afterwards nothing is exchanged any more."""
-        self._broken = self._broken or ExchangeError("the wire was closed")
+        self._broken = self._broken or ExchangeError(
+            "the wire was closed: to go on with plain all-reduce call wire.detach() instead"
+        )
 
     @torch.no_grad()
     def hook(self, unit: Unit, flat: Tensor) -> None:

@@ -1,6 +1,7 @@
 """What attach refuses, what it says, and how it lets go."""
 
 import time
+import warnings
 
 import pytest
 import torch
@@ -283,3 +284,46 @@ def described(rank):
     _, wire = models.wrapped()
     wire.close()
     return repr(wire), wire.memory_bytes
+
+
+class Sometimes(torch.nn.Module):
+    """A layer that is not always used."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(31, 31)
+        self.b = torch.nn.Linear(31, 31)
+
+    def forward(self, x, both):
+        return self.b(self.a(x)) if both else self.a(x)
+
+
+def detached_while_unused(rank, uses):
+    """What is kept for b after each step that follows detach, and whether anything was said."""
+    torch.manual_seed(0)
+    ddp, wire = models.wrapped(net=Sometimes(), ddp={"find_unused_parameters": True})
+    kept, said = [], []
+    for step, both in enumerate([True, True, *uses]):
+        if step == 2:
+            wire.detach()
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            ddp(models.data(rank, step), both).square().mean().backward()
+        kept.append(float(wire.residual("b.weight").norm()))
+        said += [str(w.message) for w in seen if "detach" in str(w.message)]
+    wire.close()
+    return kept[1:], said
+
+
+def test_detach_waits_for_parameters_that_are_not_used(ranks):
+    for kept, said in ranks.run(2, detached_while_unused, [False, False, True, True]):
+        assert kept[0] > 0
+        assert kept[1] == kept[2] == kept[0], "it waits where it is"
+        assert kept[3] == 0, "the first step that uses it sends it"
+        assert not said
+
+
+def test_detach_says_what_it_drops_in_the_end(ranks):
+    for _, said in ranks.run(2, detached_while_unused, [False] * 13):
+        assert len(said) == 1
+        assert "no rank has used b.weight, b.bias" in said[0] or "b.bias, b.weight" in said[0]
