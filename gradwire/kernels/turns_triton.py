@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 # Words of the workspace (int32). The five counters, each on a cache line of its own, and COARSE are
-# zero between calls; what comes after is cleared in the first phase.
+# zero between calls; the others are cleared in the first phase.
 TICKET = tl.constexpr(0)
 DONE = tl.constexpr(32)
 TOTAL = tl.constexpr(64)
