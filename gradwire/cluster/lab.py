@@ -270,14 +270,16 @@ def _check_machine() -> None:
         raise LabError("the lab needs pyroute2: pip install 'gradwire[lab]'") from None
 
 
-def check_memory(ranks: int, model: int = 0) -> None:
-    """Refuses more ranks than fit; each has torch and `model` bytes."""
-    each = RANK_BYTES + model
-    text = Path("/proc/meminfo").read_text()
+def check_memory(ranks: int, model: int = 0, name: str = "ranks") -> None:
+    """Refuses more ranks than fit, where that is known; each has torch and `model` bytes."""
+    each, file = RANK_BYTES + model, Path("/proc/meminfo")
+    if not file.exists():
+        return
+    text = file.read_text()
     free = 1024 * int(text.partition("MemAvailable:")[2].split()[0])
     if ranks * each > free:
         what = "" if model else " for torch alone"
         raise LabError(
-            f"ranks={ranks} need {ranks * each / 2**30:.1f} GiB{what}, "
+            f"{name}={ranks} need {ranks * each / 2**30:.1f} GiB{what}, "
             f"{free / 2**30:.1f} GiB are free. Use at most {free // each}."
         )

@@ -17,7 +17,8 @@ from typing import Any
 import torch.multiprocessing
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from gradwire.errors import ConfigError, ExchangeError, GradwireError
+from gradwire.cluster.lab import check_memory
+from gradwire.errors import ExchangeError, GradwireError
 from gradwire.train.place import (
     STOP_SIGNALS,
     Place,
@@ -32,8 +33,6 @@ from gradwire.train.place import (
 Work = Callable[..., Any]
 GRACE = 0.3
 """Seconds that the peers of a failed worker get to say what happened to them."""
-EACH = 1.5e8
-"""Bytes of memory that a worker takes before it has a network: PyTorch itself."""
 ALONE = 60.0
 """Seconds that a worker whose parent is gone gets to save."""
 
@@ -53,7 +52,7 @@ def launch(
     """
     if under_torchrun():
         return _as_rank(work, args, device, timeout)
-    _check_memory(workers)
+    check_memory(workers, name="workers")
     spawn = torch.multiprocessing.get_context("spawn")
     flag = spawn.RawValue("b", 0)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -69,16 +68,6 @@ def launch(
             for worker in crew:
                 worker.process.kill()
                 worker.process.join()
-
-
-def _check_memory(workers: int) -> None:
-    """Refuses workers that would end the machine and not only themselves."""
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if workers * EACH > there:
-        raise ConfigError(
-            f"workers={workers} need about {workers * EACH / 1e9:.0f} GB of memory, this machine "
-            f"has {there / 1e9:.0f}: use at most {int(there // EACH)}"
-        )
 
 
 @dataclass
