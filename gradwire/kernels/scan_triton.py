@@ -5,6 +5,7 @@ unaligned sizes cost nothing.
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -15,6 +16,9 @@ from gradwire.kernels.edge import Edge
 from gradwire.kernels.launch_triton import Launcher
 from gradwire.kernels.pieces import Piece, Table, table
 from gradwire.kernels.workspace_triton import flag
+
+if TYPE_CHECKING:
+    from gradwire.kernels.candidates_triton import Head
 
 TILE = 1024
 WARPS = 4
@@ -40,9 +44,8 @@ def rounded(x, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def locate(rows, DTYPE: tl.constexpr, ALIGNED: tl.constexpr, PIECES: tl.constexpr):
-    """This program's tile of its piece, the piece's gradient and place, and its two lengths."""
-    program = tl.program_id(0)
+def locate(rows, program, DTYPE: tl.constexpr, ALIGNED: tl.constexpr, PIECES: tl.constexpr):
+    """A program's tile of its piece, the piece's gradient and place, and its two lengths."""
     piece = tl.sum((tl.load(rows + tl.arange(0, PIECES)) <= program).to(tl.int32)) - 1
     tile = (program - tl.load(rows + piece)).to(tl.int32)
     gradient = tl.load(rows + PIECES + piece).to(tl.pointer_type(DTYPE))
@@ -111,16 +114,16 @@ def _tile(
     largest(magnitude(u), maxima, (place + start) // GROUP, left, finite, bad, GROUP, ROWS)
 
 
-@triton.jit(do_not_specialize=["length", "span"])
+@triton.jit(do_not_specialize=["length", "span", "before"])
 def _scan(
-    residual, gradient, maxima, unscale, finite, rows, words, skipped, length, span,
+    residual, gradient, maxima, unscale, finite, rows, words, skipped, length, span, before,
     DTYPE: tl.constexpr, ALIGNED: tl.constexpr, PIECES: tl.constexpr, GROUP: tl.constexpr,
     TILE: tl.constexpr,
 ):  # fmt: skip
-    tile = tl.program_id(0)
+    tile = tl.program_id(0) + before
     place = tl.zeros([], tl.int64)
     if PIECES:
-        tile, gradient, place, length, span = locate(rows, DTYPE, ALIGNED, PIECES)
+        tile, gradient, place, length, span = locate(rows, tile, DTYPE, ALIGNED, PIECES)
     start = tile.to(tl.int64) * TILE
     edge = None
     last = None
@@ -151,11 +154,19 @@ def scan_triton(
     unscale: Tensor | None = None,
     edge: Edge | None = None,
     skipped: Tensor | None = None,
+    head: "Head | None" = None,
 ) -> Tensor:
-    """See `scan`. One launch; moves 12 bytes an entry for fp32 gradients, 4 / group for maxima."""
+    """See `scan`. One launch, two with a head; moves 12 bytes an entry for fp32 gradients, 4 /
+    group for maxima."""
     finite = flag(residual.device)
-    for part in table(residual.numel(), residual.device, pieces, maxima is not None, TILE):
-        scan_part(residual, part, maxima, group, unscale, finite, edge, skipped)
+    parts = table(residual.numel(), residual.device, pieces, maxima is not None, TILE)
+    for part in parts:
+        first, last = 0, part.tiles
+        if head is not None and len(parts) == 1:
+            first = part.before(head.entries, TILE)
+            scan_part(residual, part, maxima, group, unscale, finite, edge, skipped, 0, first)
+            head.begin()
+        scan_part(residual, part, maxima, group, unscale, finite, edge, skipped, first, last)
     return finite
 
 
@@ -168,8 +179,10 @@ def scan_part(
     finite: Tensor | None,
     edge: Edge | None = None,
     skipped: Tensor | None = None,
+    first: int = 0,
+    last: int = 0,
 ) -> None:
-    """One pass over the tiles of `part`."""
+    """One pass over the tiles of `part`, all of them or from `first` to before `last`."""
     given = part.gradient
     words = None if edge is None else edge.words
     key = (
@@ -179,8 +192,9 @@ def scan_part(
         edge is None,
     )  # fmt: skip
     _launch(
-        part.tiles, key, residual, residual, given, maxima, unscale, finite, part.rows, words,
-        skipped, part.length, part.span, DTYPES[part.dtype], part.aligned, part.pieces, group, TILE,
+        (last or part.tiles) - first, key, residual, residual, given, maxima, unscale, finite,
+        part.rows, words, skipped, part.length, part.span, first, DTYPES[part.dtype], part.aligned,
+        part.pieces, group, TILE,
     )  # fmt: skip
 
 

@@ -43,7 +43,7 @@ momentum, so there is none to correct."""
 
 RUNS: dict[str, dict[str, Any]] = {
     "resnet20": {"epochs": 120, "lr": 0.4, "weight_decay": 1e-4},
-    "vgg16-cifar": {"epochs": 120, "batch": 32, "lr": 0.4, "weight_decay": 5e-4},
+    "vgg16-cifar": {"epochs": 120, "batch": 32, "lr": 0.1, "weight_decay": 5e-4},
     "lstm-ptb": {"epochs": 20},
     "lstm-an4": {"epochs": 40},
 }
