@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from gradwire.compress.estimate import RANKED, just_below, reached, sample, stride
+from gradwire.compress.estimate import RANKED, RUN, just_below, reached, runs, sample, stride
 from gradwire.compress.trimmed import STEP, rung
 from gradwire.types import Scan
 from tests.compress.test_selectors import drawn, scanned
@@ -44,6 +44,20 @@ def test_stride_is_prime_and_leaves_enough(size, entries):
     assert step == 1 or all(step % f for f in range(2, step))
     assert sample(torch.ones(size), entries).numel() >= min(size, entries)
     assert stride(10**6, 100) == 9973
+
+
+@pytest.mark.parametrize(
+    ("size", "entries"), [(10**6, 10**4), (10**6 + 5, 999), (100, 8), (64, 1), (7, 3), (90, 88)]
+)
+def test_runs_are_of_eight_at_a_prime_distance(size, entries):
+    seen = runs(-torch.arange(1, size + 1).float(), entries)
+    assert min(size, entries) <= seen.numel() <= size
+    if seen.numel() < size:
+        rows = seen.view(-1, RUN) - 1
+        step = int(rows[1, 0]) // RUN if len(rows) > 1 else stride(size // RUN, -(-entries // RUN))
+        assert all(step % f for f in range(2, step))
+        expected = torch.arange(0, size - RUN + 1, RUN * step)[:, None] + torch.arange(RUN)
+        assert torch.equal(rows, expected.float())
 
 
 def test_just_below():
