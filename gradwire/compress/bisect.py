@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from gradwire.compress.estimate import SEEN, beyond, just_below, rank, room, sample, tail
+from gradwire.compress.estimate import SEEN, beyond, rank, room, sample, tail
+from gradwire.kernels.level_torch import just_below
 from gradwire.types import Memory, Scan, Sparse
 
 HALVINGS = 14

@@ -4,12 +4,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.compress.estimate import beyond, just_below, reached, runs
+from gradwire.compress.estimate import beyond, level, runs
 from gradwire.errors import ConfigError
+from gradwire.kernels.level_torch import Rule
 from gradwire.types import Memory, Scan, Sparse
 
 SHARE = 0.01
@@ -34,9 +34,8 @@ def dgc(
         return beyond(u, u.new_zeros(()), 0, scan)
     seen = runs(u, sampled(memory.real(u), k, sample))
     r = math.ceil(seen.numel() * k / memory.real(u))
-    guess = kernels.select(seen, min(r, seen.numel()))[1].amin().float()
-    (sure,) = reached(u, scan, k)
-    return beyond(u, just_below(torch.minimum(guess, sure)), k, scan)
+    listed = kernels.select(seen, min(r, seen.numel()))[1]
+    return beyond(u, level(u, scan, Rule.LIST, k, listed=listed), k, scan)
 
 
 def check_dgc(options: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.errors import ConfigError
+from gradwire.kernels.level_torch import Rule
 from gradwire.types import Scan, Sparse
 
 SEEN = 1 << 14
@@ -52,8 +53,24 @@ def stride(size: int, entries: int) -> int:
     return max(1, step)
 
 
-def reached(u: Tensor, scan: Scan | None, *counts: int) -> list[Tensor]:
-    """For each count, ascending, a magnitude (0-d fp32) that so many entries reach.
+def level(
+    u: Tensor, scan: Scan | None, rule: Rule, *counts: int, listed: Tensor | None = None,
+    scale: float = 1.0,
+) -> Tensor:  # fmt: skip
+    """The threshold of a rule, with what `counts` entries reach; see `kernels.level`.
+
+    The mean is that of a sample of u. LIST is asked of `listed`.
+    """
+    maxima, every, ranks = reached(u, scan, *counts)
+    whole = u if scan is None or scan.maxima is None else maxima
+    if listed is None:
+        return kernels.level(rule, u, stride(u.numel(), SEEN), maxima, every, ranks, scale, whole)
+    return kernels.level(rule, listed, 1, maxima, every, ranks)
+
+
+def reached(u: Tensor, scan: Scan | None, *counts: int) -> tuple[Tensor, int, list[int]]:
+    """Magnitudes, a step, and for each count, ascending, a rank: so many entries reach what has
+    that rank among every step-th of these.
 
     The k-th largest group maximum: k groups hold an entry as large. Of many maxima every s-th is
     looked at, for a rank six standard deviations beyond k / s; without maxima, a sample of u.
@@ -64,20 +81,13 @@ def reached(u: Tensor, scan: Scan | None, *counts: int) -> list[Tensor]:
     else:
         seen, step = scan.maxima, stride(scan.maxima.numel(), RANKED)
         every = step
-    ranks = [max(1, _sure_rank(count, step)) for count in counts]
-    return list(kernels.ranked(seen, every, *ranks).unbind())
+    return seen, every, [max(1, _sure_rank(count, step)) for count in counts]
 
 
 def _sure_rank(count: int, step: int) -> int:
     if step == 1:
         return count
     return math.ceil(count / step + 6 * math.sqrt(count / step))
-
-
-def largest(u: Tensor, scan: Scan | None) -> Tensor:
-    """max |u|, as 0-d fp32."""
-    maxima = None if scan is None else scan.maxima
-    return u.abs().amax().float() if maxima is None else maxima.amax()
 
 
 def tail(u: Tensor, k: int, scan: Scan | None) -> Tensor:
@@ -90,11 +100,6 @@ def tail(u: Tensor, k: int, scan: Scan | None) -> Tensor:
 def rank(tail: Tensor, r: int) -> Tensor:
     """The r-th largest magnitude of a sorted tail, 0 behind its end: n >= r where t is less."""
     return tail[r - 1] if 1 <= r <= tail.numel() else tail.new_zeros(())
-
-
-def just_below(magnitude: Tensor) -> Tensor:
-    """The next smaller fp32: what is above it reaches `magnitude`. Of 0 it is 0."""
-    return torch.nextafter(magnitude, torch.zeros_like(magnitude))
 
 
 def beyond(u: Tensor, threshold: Tensor, capacity: int, scan: Scan | None) -> Sparse:

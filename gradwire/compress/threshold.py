@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.compress.estimate import SEEN, beyond, check_capacity, just_below, room, sample
+from gradwire.compress.estimate import SEEN, beyond, check_capacity, room, sample
 from gradwire.errors import ConfigError
+from gradwire.kernels.level_torch import just_below
 from gradwire.types import Memory, Scan, Sparse
 
 

@@ -9,10 +9,10 @@ from gradwire.kernels.chunks import chunks
 from gradwire.kernels.decode import decode
 from gradwire.kernels.draw import draw
 from gradwire.kernels.join import join
+from gradwire.kernels.level import level
 from gradwire.kernels.mean import mean
 from gradwire.kernels.momentum import momentum
 from gradwire.kernels.pack import pack
-from gradwire.kernels.ranked import ranked
 from gradwire.kernels.scan import scan
 from gradwire.kernels.settle import settle
 from gradwire.kernels.sketch import insert, query
@@ -27,11 +27,11 @@ __all__ = [
     "draw",
     "insert",
     "join",
+    "level",
     "mean",
     "momentum",
     "pack",
     "query",
-    "ranked",
     "scan",
     "select",
     "settle",

@@ -5,11 +5,16 @@ import math
 import pytest
 import torch
 
-from gradwire.compress.estimate import RANKED, RUN, just_below, reached, runs, sample, stride
-from gradwire.compress.trimmed import STEP, rung
+from gradwire.compress.estimate import RANKED, RUN, reached, runs, sample, stride
+from gradwire.kernels.level_torch import STEP, just_below, ranked, rung
 from gradwire.types import Scan
 from tests.compress.test_selectors import drawn, scanned
 from tests.distributions import MAKERS
+
+
+def magnitudes(u, scan, *counts):
+    values, every, ranks = reached(u, scan, *counts)
+    return ranked(values, every, *ranks)
 
 
 @pytest.mark.parametrize("kind", MAKERS)
@@ -18,7 +23,7 @@ def test_k_entries_reach_it_and_not_many_more(kind):
     ordered = u.abs().sort(descending=True).values
     for k in (1, 1000, 10**5):
         for scan in (scanned(u, k)[1], None):
-            low = reached(u, scan, k)[0]
+            low = magnitudes(u, scan, k)[0]
             if low > 0:
                 n = int((u.abs() >= low).sum())
                 assert k <= n
@@ -32,7 +37,7 @@ def test_reached_counts_the_groups_that_are_sampled():
     step = stride(n, RANKED)
     scan = Scan(torch.tensor(True), torch.arange(n).float(), 64)
     u, k = torch.zeros(64), 10 * step
-    first, second = reached(u, scan, k, 2 * k)
+    first, second = magnitudes(u, scan, k, 2 * k)
     kth = n - k
     assert 0 <= kth - float(first) <= (6 * math.sqrt(10) + 2) * step
     assert float(second) < float(first)
