@@ -97,11 +97,6 @@ def tail(u: Tensor, k: int, scan: Scan | None) -> Tensor:
     return values.abs().float().sort(descending=True).values
 
 
-def rank(tail: Tensor, r: int) -> Tensor:
-    """The r-th largest magnitude of a sorted tail, 0 behind its end: n >= r where t is less."""
-    return tail[r - 1] if 1 <= r <= tail.numel() else tail.new_zeros(())
-
-
 def beyond(u: Tensor, threshold: Tensor, capacity: int, scan: Scan | None) -> Sparse:
     """The entries with |u| > threshold, at most the `capacity` largest."""
     known = () if scan is None else (scan.maxima, scan.group, scan.edge)

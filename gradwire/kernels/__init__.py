@@ -8,6 +8,7 @@ from gradwire.kernels.above import above
 from gradwire.kernels.chunks import chunks
 from gradwire.kernels.decode import decode
 from gradwire.kernels.draw import draw
+from gradwire.kernels.halve import halve
 from gradwire.kernels.join import join
 from gradwire.kernels.level import level
 from gradwire.kernels.mean import mean
@@ -25,6 +26,7 @@ __all__ = [
     "chunks",
     "decode",
     "draw",
+    "halve",
     "insert",
     "join",
     "level",
