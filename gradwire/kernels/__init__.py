@@ -5,9 +5,11 @@ Every version of an op has the same signature and the same result, bit for bit.
 """
 
 from gradwire.kernels.above import above
+from gradwire.kernels.adapt import adapt
 from gradwire.kernels.chunks import chunks
 from gradwire.kernels.decode import decode
 from gradwire.kernels.draw import draw
+from gradwire.kernels.fit import fit
 from gradwire.kernels.halve import halve
 from gradwire.kernels.join import join
 from gradwire.kernels.level import level
@@ -23,9 +25,11 @@ from gradwire.kernels.unpack import unpack
 
 __all__ = [
     "above",
+    "adapt",
     "chunks",
     "decode",
     "draw",
+    "fit",
     "halve",
     "insert",
     "join",
