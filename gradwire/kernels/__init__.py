@@ -15,6 +15,7 @@ from gradwire.kernels.join import join
 from gradwire.kernels.level import level
 from gradwire.kernels.mean import mean
 from gradwire.kernels.momentum import momentum
+from gradwire.kernels.once import once
 from gradwire.kernels.pack import pack
 from gradwire.kernels.scan import scan
 from gradwire.kernels.settle import settle
@@ -36,6 +37,7 @@ __all__ = [
     "level",
     "mean",
     "momentum",
+    "once",
     "pack",
     "query",
     "scan",
