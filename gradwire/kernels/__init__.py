@@ -1,7 +1,8 @@
 """One file an op: `op` chooses, `op_torch` is the reference on any device, `op_cpu` the CPU twin,
 `op_triton` what CUDA runs.
 
-Every version of an op has the same signature and the same result, bit for bit.
+Every version of an op has the same signature and the same result, bit for bit; but for `level`,
+`fit` and `once`, whose thresholds may differ as their sums do.
 """
 
 from gradwire.kernels.above import above

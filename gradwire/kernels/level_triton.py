@@ -53,7 +53,7 @@ def _ranked(maxima, every, n, rank, MOST: tl.constexpr):
 
 
 @triton.jit
-def spread(u, step, n, SQUARE: tl.constexpr, TILE: tl.constexpr):
+def average(u, step, n, SQUARE: tl.constexpr, TILE: tl.constexpr):
     """The mean over n entries: of squares, its root; else of magnitudes. fp64, nothing overflows.
 
     Moves 32 bytes an entry, if step is 8 or more.
@@ -129,7 +129,7 @@ def _level(
         bits = _ranked(maxima, every, m, tl.where(program == 0, first, second), MOST)
         tl.store(scratch + program, bits)
     elif program < RANKS + MEANS:
-        mean = spread(u, step, n, RULE == NORMAL, TILE)
+        mean = average(u, step, n, RULE == NORMAL, TILE)
         if RULE == NORMAL:
             mean *= scale
         tl.store(scratch + 2, mean.to(tl.int32, bitcast=True))

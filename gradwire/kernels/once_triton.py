@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire.kernels.launch_triton import Launcher, aligned
-from gradwire.kernels.level_triton import TILE, spread
+from gradwire.kernels.level_triton import TILE, average
 from gradwire.kernels.scan_triton import magnitude
 
 
@@ -14,7 +14,7 @@ from gradwire.kernels.scan_triton import magnitude
 def _once(out, kept, u, scale, step, n, TILE: tl.constexpr):
     size = tl.load(kept)
     if size <= 0:
-        size = spread(u, step, n, True, TILE) * scale
+        size = average(u, step, n, True, TILE) * scale
         tl.store(kept, size)
     tl.store(out, tl.maximum(magnitude(size) - 1, 0))
 
