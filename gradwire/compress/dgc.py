@@ -4,13 +4,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.compress.estimate import beyond, just_below, reached
-from gradwire.compress.estimate import sample as take
+from gradwire.compress.estimate import beyond, level, runs
 from gradwire.errors import ConfigError
+from gradwire.kernels.level_torch import Rule
 from gradwire.types import Memory, Scan, Sparse
 
 SHARE = 0.01
@@ -25,18 +24,18 @@ def dgc(
 
     The selection of Deep Gradient Compression (Lin et al. 2018), after the authors' code: of the
     n_s sampled entries the ceil(n_s k/d)-th largest is the threshold, n_s = max(d/100, 2 d/k) or
-    `sample` times d. Too few that pass: their code multiplies it by 0.8 up to ten times; here it
-    falls at once to a group maximum that k groups reach. Too many: top-k among these ("hierarchical
-    selection"); their code does that only beyond 1.3 k and cuts smaller surplus by index order,
-    which starves the end of the vector. So n = k, or all that are not zero.
+    `sample` times d. Different here: the sample is of runs of eight neighbours. Too few that pass:
+    their code multiplies the threshold by 0.8 up to ten times; here it falls at once to a group
+    maximum that k groups reach. Too many: top-k among these ("hierarchical selection"); their code
+    does that only beyond 1.3 k and cuts smaller surplus by index order, which starves the end of
+    the vector. So n = k, or all that are not zero.
     """
     if k == 0:
         return beyond(u, u.new_zeros(()), 0, scan)
-    seen = take(u, sampled(memory.real(u), k, sample))
+    seen = runs(u, sampled(memory.real(u), k, sample))
     r = math.ceil(seen.numel() * k / memory.real(u))
-    guess = kernels.select(seen, min(r, seen.numel()))[1].amin().float()
-    (sure,) = reached(u, scan, k)
-    return beyond(u, just_below(torch.minimum(guess, sure)), k, scan)
+    listed = kernels.select(seen, min(r, seen.numel()))[1]
+    return beyond(u, level(u, scan, Rule.LIST, k, listed=listed), k, scan)
 
 
 def check_dgc(options: Mapping[str, Any]) -> None:

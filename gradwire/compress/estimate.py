@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.errors import ConfigError
+from gradwire.kernels.level_torch import Rule
 from gradwire.types import Scan, Sparse
 
 SEEN = 1 << 14
@@ -21,6 +22,9 @@ RANKED = 3900
 """Group maxima that are ranked, at least: with what a prime step leaves over mostly below 4096, the
 tile of one program on a GPU."""
 
+RUN = 8
+"""Neighbours that are read together: on a GPU one alone costs as much as these 32 bytes."""
+
 
 def sample(u: Tensor, entries: int) -> Tensor:
     """|u| at every s-th entry, at least `entries` of them where there are; s is a prime.
@@ -28,6 +32,16 @@ def sample(u: Tensor, entries: int) -> Tensor:
     A prime, because layers repeat with periods that are products of small numbers.
     """
     return u[:: stride(u.numel(), entries)].abs().to(torch.promote_types(u.dtype, torch.float32))
+
+
+def runs(u: Tensor, entries: int) -> Tensor:
+    """|u| in runs of eight neighbours, at least `entries` where there are; a prime apart, times 8.
+
+    For samples so large that reading them takes time; neighbours are not quite independent.
+    """
+    step = stride(u.numel() // RUN, -(-entries // RUN))
+    seen = u if step == 1 else u.unfold(0, RUN, RUN * step)
+    return seen.abs().to(torch.promote_types(u.dtype, torch.float32)).flatten()
 
 
 @functools.cache
@@ -39,8 +53,24 @@ def stride(size: int, entries: int) -> int:
     return max(1, step)
 
 
-def reached(u: Tensor, scan: Scan | None, *counts: int) -> list[Tensor]:
-    """For each count, ascending, a magnitude (0-d fp32) that so many entries reach.
+def level(
+    u: Tensor, scan: Scan | None, rule: Rule, *counts: int, listed: Tensor | None = None,
+    scale: float = 1.0,
+) -> Tensor:  # fmt: skip
+    """The threshold of a rule, with what `counts` entries reach; see `kernels.level`.
+
+    The mean is that of a sample of u. LIST is asked of `listed`.
+    """
+    maxima, every, ranks = reached(u, scan, *counts)
+    whole = u if scan is None or scan.maxima is None else maxima
+    if listed is None:
+        return kernels.level(rule, u, stride(u.numel(), SEEN), maxima, every, ranks, scale, whole)
+    return kernels.level(rule, listed, 1, maxima, every, ranks)
+
+
+def reached(u: Tensor, scan: Scan | None, *counts: int) -> tuple[Tensor, int, list[int]]:
+    """Magnitudes, a step, and for each count, ascending, a rank: so many entries reach what has
+    that rank among every step-th of these.
 
     The k-th largest group maximum: k groups hold an entry as large. Of many maxima every s-th is
     looked at, for a rank six standard deviations beyond k / s; without maxima, a sample of u.
@@ -51,8 +81,7 @@ def reached(u: Tensor, scan: Scan | None, *counts: int) -> list[Tensor]:
     else:
         seen, step = scan.maxima, stride(scan.maxima.numel(), RANKED)
         every = step
-    ranks = [max(1, _sure_rank(count, step)) for count in counts]
-    return list(kernels.ranked(seen, every, *ranks).unbind())
+    return seen, every, [max(1, _sure_rank(count, step)) for count in counts]
 
 
 def _sure_rank(count: int, step: int) -> int:
@@ -61,27 +90,11 @@ def _sure_rank(count: int, step: int) -> int:
     return math.ceil(count / step + 6 * math.sqrt(count / step))
 
 
-def largest(u: Tensor, scan: Scan | None) -> Tensor:
-    """max |u|, as 0-d fp32."""
-    maxima = None if scan is None else scan.maxima
-    return u.abs().amax().float() if maxima is None else maxima.amax()
-
-
 def tail(u: Tensor, k: int, scan: Scan | None) -> Tensor:
     """The k largest |u|, largest first: n(t) for every t that matters when comparing n with k."""
     maxima, group = (scan.maxima, scan.group) if scan is not None else (None, 0)
     values = kernels.select(u, min(k, u.numel()), maxima, group)[1]
     return values.abs().float().sort(descending=True).values
-
-
-def rank(tail: Tensor, r: int) -> Tensor:
-    """The r-th largest magnitude of a sorted tail, 0 behind its end: n >= r where t is less."""
-    return tail[r - 1] if 1 <= r <= tail.numel() else tail.new_zeros(())
-
-
-def just_below(magnitude: Tensor) -> Tensor:
-    """The next smaller fp32: what is above it reaches `magnitude`. Of 0 it is 0."""
-    return torch.nextafter(magnitude, torch.zeros_like(magnitude))
 
 
 def beyond(u: Tensor, threshold: Tensor, capacity: int, scan: Scan | None) -> Sparse:

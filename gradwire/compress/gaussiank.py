@@ -7,17 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.compress.estimate import (
-    SEEN,
-    beyond,
-    check_capacity,
-    just_below,
-    reached,
-    room,
-    sample,
-    tail,
-)
+from gradwire.compress.estimate import beyond, check_capacity, level, room, tail
 from gradwire.errors import ConfigError, unknown
+from gradwire.kernels.level_torch import Rule
 from gradwire.types import Memory, Scan, Sparse
 
 TESTS = {"paper": 4, "released": 3}
@@ -76,10 +68,8 @@ def check_gaussiank(options: Mapping[str, Any]) -> None:
 
 def _repaired(u: Tensor, k: int, memory: Memory, scan: Scan | None) -> Sparse:
     z = _quantile(1 - k / memory.real(u) / 2)
-    near = sample(u, SEEN)
-    guess = torch.linalg.vector_norm(near).float() * (z / near.numel() ** 0.5)
-    high, low = reached(u, scan, k, k + k // 4)
-    return beyond(u, just_below(torch.clamp(guess, low, high)), k, scan)
+    found = level(u, scan, Rule.NORMAL, k, k + k // 4, scale=z)
+    return beyond(u, found, k, scan)
 
 
 def _quantile(p: float) -> float:

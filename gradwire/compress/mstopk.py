@@ -1,12 +1,10 @@
 """MSTopK: a threshold by halving the range between mean and maximum, then exactly k."""
 
-import torch
 from torch import Tensor
 
-from gradwire.compress.estimate import SEEN, beyond, just_below, largest, reached, sample
+from gradwire.compress.estimate import beyond, level
+from gradwire.kernels.level_torch import Rule
 from gradwire.types import Memory, Scan, Sparse
-
-ROUNDS = 25
 
 
 def mstopk(u: Tensor, k: int, memory: Memory, scan: Scan | None = None) -> Sparse:
@@ -19,10 +17,4 @@ def mstopk(u: Tensor, k: int, memory: Memory, scan: Scan | None = None) -> Spars
     t2 is cut by magnitude, so n = k, or all that are not zero, and no luck is involved. The mean is
     that of a sample.
     """
-    mean, top = sample(u, SEEN).mean(dtype=torch.float64), largest(u, scan)
-    (sure,) = reached(u, scan, k)
-    ratio = torch.floor((sure - mean) / (top - mean) * 2**ROUNDS) / 2**ROUNDS
-    found = (mean + ratio.clamp(min=0) * (top - mean)).float()
-    # Below the mean the halvings find nothing; where all magnitudes are alike there is no range.
-    threshold = torch.where(found <= sure, found, sure)
-    return beyond(u, just_below(threshold), k, scan)
+    return beyond(u, level(u, scan, Rule.HALVES, k), k, scan)

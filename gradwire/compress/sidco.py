@@ -5,12 +5,11 @@ import math
 import torch
 from torch import Tensor
 
-from gradwire.compress.estimate import beyond, room, sample
+from gradwire import kernels
+from gradwire.compress.estimate import beyond, room, stride
 from gradwire.types import Memory, Scan, Sparse
 
-FIRST = 0.25
 START = 3
-EVERY = 5
 MOST = 6
 SAMPLE = 1 << 17
 
@@ -34,39 +33,8 @@ def sidco(
     for name, start in (("stages", min(START, most)), ("calls", 0), ("ratios", 0.0)):
         if name not in memory:
             memory[name] = torch.full((), start, device=u.device)
-    edge = fit(sample(u, SAMPLE), share, memory["stages"], most) if k else u.new_zeros(())
+    stages, step = memory["stages"], stride(u.numel(), SAMPLE)
+    edge = kernels.fit(u, step, share, stages, most) if k else u.new_zeros(())
     sparse = beyond(u, edge, room(k, u.numel(), capacity), scan)
-    _adapt(memory, sparse.count, k, most)
+    kernels.adapt(stages, memory["calls"], memory["ratios"], sparse.count, k, most)
     return sparse
-
-
-def fit(seen: Tensor, share: float, stages: Tensor, most: int) -> Tensor:
-    """The threshold after `stages` (0-d) of at most `most` stages that aim at `share`.
-
-    `low[i]` is minus the (i+1)-th largest magnitude; its survivors are the i + 1 first. From each i
-    one step leads to the next stage's, so a stage costs one look into a table.
-    """
-    low = seen.neg().sort().values
-    mean = low.cumsum(0) / torch.arange(1, low.numel() + 1, dtype=low.dtype, device=low.device)
-    if most == 1:
-        return (-mean[-1] * math.log(1 / share)).float()
-    log = math.log(FIRST / share) / (stages - 1).clamp(min=1)
-    edges = torch.lerp(low, mean, log.to(low.dtype).clamp(min=0))
-    after = (torch.searchsorted(low, edges) - 1).clamp(min=0)
-    place = (torch.searchsorted(low, mean[-1:] * math.log(1 / FIRST)) - 1).clamp(min=0)
-    places = [place]
-    for _ in range(most - 2):
-        places.append(after[places[-1]])
-    found = torch.cat([mean[-1:] * math.log(1 / share), edges[torch.cat(places)]])
-    return -found.take((stages - 1).long()).float()
-
-
-def _adapt(memory: Memory, count: Tensor, k: int, most: int) -> None:
-    """Count this call; after every fifth, one stage more or less."""
-    stages, calls, ratios = memory["stages"], memory["calls"], memory["ratios"]
-    ratios.add_(count, alpha=1 / max(1, k))
-    calls.add_(1)
-    due = calls % EVERY == 0
-    change = (ratios < 0.8 * EVERY).long() - (ratios > 1.2 * EVERY).long()
-    stages.add_(change * due).clamp_(1, most)
-    ratios.mul_(~due)

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.compress.estimate import SEEN, beyond, check_capacity, just_below, room, sample
+from gradwire import kernels
+from gradwire.compress.estimate import SEEN, beyond, check_capacity, room, stride
 from gradwire.errors import ConfigError
+from gradwire.kernels.level_torch import just_below
 from gradwire.types import Memory, Scan, Sparse
 
 
@@ -30,15 +32,15 @@ def threshold(
     `capacity` times k entries the largest are taken.
     """
     if value:
-        edge = torch.full((), float(value), device=u.device)
+        below = float(just_below(torch.tensor(float(value))))
+        edge = torch.full((), below, device=u.device)
     else:
         if "threshold" not in memory:
             memory["threshold"] = torch.zeros((), device=u.device)
-        edge = memory["threshold"]
-        seen = sample(u, SEEN)
-        scale = (memory.real(u) / seen.numel() / max(1, k)) ** 0.5 / 2
-        edge.copy_(torch.where(edge > 0, edge, torch.linalg.vector_norm(seen) * scale))
-    return beyond(u, just_below(edge), room(k, u.numel(), capacity), scan)
+        step = stride(u.numel(), SEEN)
+        scale = (memory.real(u) / -(-u.numel() // step) / max(1, k)) ** 0.5 / 2
+        edge = kernels.once(memory["threshold"], u, step, scale)
+    return beyond(u, edge, room(k, u.numel(), capacity), scan)
 
 
 def check_threshold(options: Mapping[str, Any]) -> None:

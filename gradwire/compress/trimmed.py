@@ -1,12 +1,10 @@
 """Trimmed top-k: a threshold that steps down from the maximum, then exactly k of what passes."""
 
-import torch
 from torch import Tensor
 
-from gradwire.compress.estimate import SEEN, beyond, just_below, largest, reached, sample
+from gradwire.compress.estimate import beyond, level
+from gradwire.kernels.level_torch import Rule
 from gradwire.types import Memory, Scan, Sparse
-
-STEP = 0.02
 
 
 def trimmed(u: Tensor, k: int, memory: Memory, scan: Scan | None = None) -> Sparse:
@@ -20,14 +18,4 @@ def trimmed(u: Tensor, k: int, memory: Memory, scan: Scan | None = None) -> Spar
     changes the result, since the last selection is exact: n = k, or all that are not zero. The mean
     is that of a sample.
     """
-    mean, top = sample(u, SEEN).mean().float(), largest(u, scan)
-    (sure,) = reached(u, scan, k)
-    return beyond(u, just_below(rung(mean, top, sure)), k, scan)
-
-
-def rung(mean: Tensor, top: Tensor, sure: Tensor) -> Tensor:
-    """The highest step from `top` towards `mean` that is not above `sure`."""
-    step = torch.log(top / mean) * STEP
-    found = mean * torch.exp(torch.floor(torch.log(sure / mean) / step) * step)
-    # Where all magnitudes are alike, or few are not zero, there is no scale to step on.
-    return torch.where(found <= sure, found, sure)
+    return beyond(u, level(u, scan, Rule.LADDER, k), k, scan)

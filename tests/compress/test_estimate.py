@@ -5,11 +5,16 @@ import math
 import pytest
 import torch
 
-from gradwire.compress.estimate import RANKED, just_below, reached, sample, stride
-from gradwire.compress.trimmed import STEP, rung
+from gradwire.compress.estimate import RANKED, RUN, reached, runs, sample, stride
+from gradwire.kernels.level_torch import STEP, just_below, ranked, rung
 from gradwire.types import Scan
 from tests.compress.test_selectors import drawn, scanned
 from tests.distributions import MAKERS
+
+
+def magnitudes(u, scan, *counts):
+    values, every, ranks = reached(u, scan, *counts)
+    return ranked(values, every, *ranks)
 
 
 @pytest.mark.parametrize("kind", MAKERS)
@@ -18,7 +23,7 @@ def test_k_entries_reach_it_and_not_many_more(kind):
     ordered = u.abs().sort(descending=True).values
     for k in (1, 1000, 10**5):
         for scan in (scanned(u, k)[1], None):
-            low = reached(u, scan, k)[0]
+            low = magnitudes(u, scan, k)[0]
             if low > 0:
                 n = int((u.abs() >= low).sum())
                 assert k <= n
@@ -32,7 +37,7 @@ def test_reached_counts_the_groups_that_are_sampled():
     step = stride(n, RANKED)
     scan = Scan(torch.tensor(True), torch.arange(n).float(), 64)
     u, k = torch.zeros(64), 10 * step
-    first, second = reached(u, scan, k, 2 * k)
+    first, second = magnitudes(u, scan, k, 2 * k)
     kth = n - k
     assert 0 <= kth - float(first) <= (6 * math.sqrt(10) + 2) * step
     assert float(second) < float(first)
@@ -44,6 +49,20 @@ def test_stride_is_prime_and_leaves_enough(size, entries):
     assert step == 1 or all(step % f for f in range(2, step))
     assert sample(torch.ones(size), entries).numel() >= min(size, entries)
     assert stride(10**6, 100) == 9973
+
+
+@pytest.mark.parametrize(
+    ("size", "entries"), [(10**6, 10**4), (10**6 + 5, 999), (100, 8), (64, 1), (7, 3), (90, 88)]
+)
+def test_runs_are_of_eight_at_a_prime_distance(size, entries):
+    seen = runs(-torch.arange(1, size + 1).float(), entries)
+    assert min(size, entries) <= seen.numel() <= size
+    if seen.numel() < size:
+        rows = seen.view(-1, RUN) - 1
+        step = int(rows[1, 0]) // RUN if len(rows) > 1 else stride(size // RUN, -(-entries // RUN))
+        assert all(step % f for f in range(2, step))
+        expected = torch.arange(0, size - RUN + 1, RUN * step)[:, None] + torch.arange(RUN)
+        assert torch.equal(rows, expected.float())
 
 
 def test_just_below():

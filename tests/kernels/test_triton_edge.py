@@ -6,6 +6,8 @@ import torch
 from tests.kernels.triton_device import DEVICE, ON_GPU  # isort: skip
 from gradwire.kernels.above_torch import above_torch
 from gradwire.kernels.edge import Edge
+from gradwire.kernels.halve_torch import halve_torch
+from gradwire.kernels.halve_triton import halve_triton
 from gradwire.kernels.scan_torch import scan_torch
 from gradwire.kernels.scan_triton import scan_triton
 from gradwire.kernels.topk_torch import topk_torch
@@ -199,3 +201,23 @@ def test_what_passed_a_threshold_is_cleared(kind, group):
         elif kind == "small layer":
             g = small_layer(6000, 70)
         run.step(g, threshold)
+
+
+class Halvings(Steps):
+    """Half of k or more of the 2k largest are sent."""
+
+    def choose(self, k):
+        listed = topk_triton(self.mine, 2 * k, self.maxima, self.group, self.edge)
+        indices, values, count = halve_triton(self.mine, 1, *listed, k, self.edge)
+        theirs = topk_torch(self.theirs, 2 * k)
+        where, _, number = halve_torch(self.theirs, 1, theirs, self.theirs[theirs.long()], k)
+        assert int(count) == int(number)
+        return indices, values, where[: int(number)]
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "all equal", "layers", "one hot"])
+def test_what_the_halvings_left_of_a_list_is_cleared(kind):
+    run = Halvings(3003, 25, 32)
+    torch.manual_seed(6)
+    for step in range(4):
+        run.step(vector(kind, 3003) * (1 + step))

@@ -86,7 +86,10 @@ def test_a_captured_step_replays_with_new_data(size):
         assert int((mean != 0).sum()) == indices.numel()
 
 
-@pytest.mark.parametrize("method", ["chunked", "randk"])
+@pytest.mark.parametrize(
+    "method",
+    ["chunked", "randk", "gaussiank", "trimmed", "mstopk", "dgc", "bisect", "sidco"],
+)
 def test_other_methods_do_not_wait_and_can_be_captured(method):
     b, gradient = bundle(), torch.randn(SIZE, device=DEVICE)
     choice = choose(b, Config(method=method, density=0.001), 0, 4, False)

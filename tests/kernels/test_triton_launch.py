@@ -7,12 +7,18 @@ from tests.kernels.triton_device import DEVICE  # isort: skip
 from gradwire.kernels import (
     chunks_triton,
     draw_triton,
+    fit_triton,
+    halve_triton,
     launch_triton,
+    level_triton,
     momentum_triton,
+    once_triton,
     scan_triton,
     settle_triton,
 )
+from gradwire.kernels.edge import Edge
 from gradwire.kernels.launch_triton import Launcher
+from gradwire.kernels.level_torch import Rule
 
 
 class Kernel:
@@ -175,3 +181,43 @@ def test_two_misalignments_have_two_keys(monkeypatch):
     for buffer, indices in ((room[1:257], places[:4]), (room[:256], places[1:])):
         settle_triton.settle_triton(buffer, indices, torch.zeros(4, device=DEVICE), never)
     assert len(set(keys)) == 2
+
+
+def test_the_keys_of_thresholds(monkeypatch):
+    keys = []
+    for module in (level_triton, halve_triton, fit_triton, once_triton):
+        monkeypatch.setattr(module, "_launch", lambda grid, key, *_: keys.append(key))
+    room, places = torch.zeros(8200, device=DEVICE), torch.zeros(41, dtype=torch.int32)
+    whole, shifted, places = room[:-8], room[1:-7], places.to(DEVICE)
+    two = torch.zeros(3, dtype=torch.int64, device=DEVICE)
+
+    def distinct(call, *variants):
+        keys.clear()
+        for variant in variants:
+            call(*variant)
+        assert len(set(keys)) == len(keys) == len(variants)
+
+    def level(rule, u=whole, maxima=whole, every=1, far=whole):
+        level_triton.level_triton(rule, u, 3, maxima, every, (1, 2), 1.0, far)
+
+    half, other = whole.bfloat16(), (whole, 1, shifted)
+    distinct(
+        level, (Rule.NORMAL,), (Rule.LADDER,), (Rule.HALVES,), (Rule.LIST,), (Rule.HALVES, shifted),
+        (Rule.HALVES, half), (Rule.HALVES, whole, shifted), (Rule.HALVES, whole, whole, 2),
+        (Rule.HALVES, whole, *other), (Rule.HALVES, whole, whole, 1, half), (Rule.LIST, half),
+    )  # fmt: skip
+    e = Edge(DEVICE)
+    distinct(
+        lambda u, i, v, *edge: halve_triton.halve_triton(u, 3, i, v, 20, *edge),
+        (whole, places[:40], whole[:40]), (shifted, places[:40], whole[:40]),
+        (whole, places[1:], whole[:40]), (whole, places[:40], shifted[:40]),
+        (whole, places[:40], whole[:40], e), (half, places[:40], half[:40]),
+    )  # fmt: skip
+    distinct(
+        lambda u, at, step=1: fit_triton.fit_triton(u, step, 0.1, at, 3),
+        (whole, two[0]), (shifted, two[0]), (whole, two[1]), (half, two[0]), (whole, two[0], 8),
+    )  # fmt: skip
+    distinct(
+        lambda u, kept: once_triton.once_triton(kept, u, 3, 1.0),
+        (whole, room[0]), (shifted, room[0]), (whole, room[1]), (half, room[0]),
+    )  # fmt: skip

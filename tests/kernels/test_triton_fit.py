@@ -1,0 +1,93 @@
+"""fit and adapt in Triton: the reference's stages, up to the rounding of its sums."""
+
+import pytest
+import torch
+
+from tests.kernels.triton_device import DEVICE, gpu  # isort: skip
+from gradwire import kernels
+from gradwire.kernels import fit_triton as module
+from gradwire.kernels.adapt_torch import adapt_torch
+from gradwire.kernels.adapt_triton import adapt_triton
+from gradwire.kernels.fit_torch import fit_torch
+from gradwire.kernels.fit_triton import fit_triton
+from gradwire.kernels.turns_triton import HEADER
+from gradwire.kernels.workspace_triton import workspace
+from gradwire.types import Memory
+from tests.compress.test_degenerate import INPUTS
+from tests.compress.test_selectors import choose
+from tests.distributions import draw
+
+MOST = 6
+
+
+def check(u, step, share, stages, most=MOST):
+    """The reference, in fp64: in fp32 its running sum is off by 1e-5, or overflows."""
+    u, stages = u.to(DEVICE), torch.tensor(stages, device=DEVICE)
+    found = fit_triton(u, step, share, stages, most)
+    expected = fit_torch(u.double(), step, share, stages, most)
+    assert found.shape == ()
+    assert found.dtype == torch.float32
+    assert torch.isclose(found, expected, rtol=2e-6, atol=1e-44), (share, stages)
+    assert not workspace(0, u.device)[0][: HEADER.value].any()
+    return found
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "t3", "layers", "zeros", "uniform", "gennormal"])
+def test_every_kind_of_data(kind):
+    u = draw(kind, 9_011)
+    for step, share, stages in ((1, 0.1, 1), (3, 0.1, 2), (1, 0.01, 3), (7, 0.001, 6)):
+        check(u, step, share, stages)
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_what_has_no_tail(name):
+    for share, stages in ((0.01, 1), (0.01, 2), (0.001, 5), (0.6, 3)):
+        check(INPUTS[name], 1, share, stages)
+
+
+def test_few_items_with_much_to_do(monkeypatch):
+    monkeypatch.setattr(module, "LIMIT", 2)
+    for stages in (1, 4):
+        check(draw("t5", 9_011), 1, 0.001, stages)
+
+
+def test_one_entry_one_stage_and_other_dtypes():
+    check(torch.tensor([-3.0]), 1, 0.01, 4)
+    check(draw("laplace", 3000), 1, 0.3, 1, most=1)
+    check(draw("laplace", 3000).to(torch.bfloat16), 1, 0.01, 3)
+
+
+def test_adapt_is_the_reference():
+    for start, most in ((1, 6), (3, 3), (6, 6), (2, 1)):
+        mine, theirs = ([torch.tensor(x, device=DEVICE) for x in (start, 0, 0.0)] for _ in range(2))
+        for call in range(25):
+            n = (200, 270, 330, 400, 900)[call // 5]
+            count = torch.tensor(n, dtype=torch.int32, device=DEVICE)
+            adapt_triton(*mine, count, 300, most)
+            adapt_torch(*theirs, count, 300, most)
+            for a, b in zip(mine, theirs, strict=True):
+                assert a.dtype == b.dtype
+                assert torch.isclose(a, b), call
+
+
+def test_sidco_with_both(monkeypatch):
+    u, counts, stages = draw("gaussian", 9_600).to(DEVICE), [], []
+    for ours in (False, True):
+        memory = Memory()
+        if ours:
+            monkeypatch.setattr(kernels, "fit", fit_triton)
+            monkeypatch.setattr(kernels, "adapt", adapt_triton)
+        counts.append([int(choose("sidco", u, 96, memory).count) for _ in range(7)])
+        stages.append(int(memory["stages"]))
+    assert counts[0] == counts[1]
+    assert stages[0] == stages[1]
+
+
+@gpu
+@pytest.mark.parametrize("kind", ["gaussian", "t3", "layers"])
+def test_full_size(kind):
+    u = draw(kind, 6_553_600).to(DEVICE)
+    for stages in range(1, MOST + 1):
+        found = check(u, 47, 0.001, stages)
+        at = torch.tensor(stages, device=DEVICE)
+        assert all(fit_triton(u, 47, 0.001, at, MOST) == found for _ in range(20))
