@@ -42,8 +42,8 @@ class Shards:
         self._stream: torch.cuda.Stream | None = None
         self._fired: dict[int, int] = {}
         """The units of this backward pass, and the autograd task in which each was handed over."""
-        self._processed: dict[int, Bundle] = {}
-        """The bundles of the last step that delivered."""
+        self.processed: dict[int, list[Bundle]] = {}
+        """The units of the last step that delivered, and their bundles."""
         self.begun = False
         """Whether the step that the next shard belongs to has begun."""
 
@@ -69,6 +69,7 @@ class Shards:
             self._hold(unit, bundles, parts)
             flat.zero_()
             return
+        done = self.processed.setdefault(unit.index, [])
         for bundle in bundles:
             gradients = [parts[slot.name] for slot in bundle.slots]
             try:
@@ -77,7 +78,7 @@ class Shards:
                 self._fail(bundle, error)
             places = [update[s.offset : s.offset + s.numel] for s in bundle.slots]
             torch._foreach_copy_(gradients, places)
-            self._processed[bundle.index] = bundle
+            done.append(bundle)
 
     def _hold(self, unit: Unit, bundles: Sequence[Bundle], parts: dict[str, Tensor]) -> None:
         config = self._wire.config
@@ -88,6 +89,7 @@ class Shards:
             )
         for bundle in bundles:
             self._wire.hold(bundle, [parts[slot.name] for slot in bundle.slots])
+        self._wire.unsent.add(unit.index)
 
     def _exchange(self, bundle: Bundle, gradients: Sequence[Tensor]) -> Tensor:
         wire = self._wire
@@ -122,15 +124,19 @@ class Shards:
         wire = self._wire
         if wire.watch is not None and wire.watch.due(wire.steps):
             self._check_drift()
-        self._processed = {}
+        self.processed = {}
         wire.begin()
         self.begun = True
 
     def _settle_others(self) -> None:
         """What took no part in this step has delivered in the one before, whose end is known."""
+        done = {bundle.index for bundle in self._delivered()}
         for bundle in self._wire.bundles:
-            if bundle.index not in self._processed:
+            if bundle.index not in done:
                 bundle.settle(self._wire.last_skipped)
+
+    def _delivered(self) -> list[Bundle]:
+        return [bundle for bundles in self.processed.values() for bundle in bundles]
 
     def _check_drift(self) -> None:
         error: DriftError | None = None
@@ -163,13 +169,13 @@ class Shards:
         with torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext():
             self._settle_others()
             bad = torch.zeros(1, device=device)
-            for bundle in self._processed.values():
+            for bundle in self._delivered():
                 assert bundle.delivered is not None, "a bundle was processed without delivering"
                 bad += ~bundle.delivered.ok
             ok = self._shards.all_reduce(bad)[0] == 0
         if self._stream is not None:
             torch.cuda.current_stream(device).wait_stream(self._stream)
-        for bundle in self._processed.values():
+        for bundle in self._delivered():
             assert bundle.delivered is not None
             bundle.delivered.ok = ok
         _mark(units, ok)
