@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from gradwire.cluster.group import DistributedGroup
 from gradwire.config import Config
 from gradwire.state import State
 
@@ -47,6 +48,16 @@ class Attached(State):
         if waiting:
             self._say_dropped()
         return True
+
+    def let_go(self) -> None:
+        """Detach is complete, on every rank: the communicators are given back. A collective call.
+
+        What is asked later, as by `save`, goes over the model's own.
+        """
+        self.close()
+        assert isinstance(self.group, DistributedGroup)
+        assert self.process_group is not None
+        self.group.release(self.process_group)
 
     def _waits(self, taken: bool) -> bool:
         """Whether the last step, if it was `taken`, has left something that is kept."""

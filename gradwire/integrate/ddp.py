@@ -109,7 +109,7 @@ def _port_hook(port: Port, bucket: dist.GradBucket) -> Future[Tensor]:
         if wire.watch is not None:
             refuse_watched_join(wire.ddp())
         if wire.detaching and wire.flushed():
-            wire.close()
+            wire.let_go()
             port.wire = wire = None
     if wire is None or wire.engine is None:
         return allreduce_hook(port.process_group, bucket)

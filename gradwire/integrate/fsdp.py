@@ -37,7 +37,7 @@ class Port:
             flat.record_stream(torch.cuda.current_stream(flat.device))
         wire = self.wire
         if wire is not None and wire.detaching and not wire.engine.begun and wire.flushed():
-            wire.close()
+            wire.let_go()
             self.wire = wire = None
         if wire is None:
             dist.all_reduce(flat, op=dist.ReduceOp.AVG, group=self.replicas)
@@ -105,6 +105,10 @@ class ShardedWire(Attached):
     def detach(self) -> None:
         super().detach()
         self.unsent = {unit.index for unit in self.units}
+
+    def let_go(self) -> None:
+        super().let_go()
+        self.engine.shards.release(self.units[0].group.mesh_info.shard_process_group)
 
     def _waits(self, taken: bool) -> bool:
         """By unit, not by what is kept here: a shard that holds nothing waits with the others."""

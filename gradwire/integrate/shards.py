@@ -37,7 +37,7 @@ class Shards:
         self._wire = weakref.proxy(wire)
         self._root = root
         self._units = units
-        self._shards = shards
+        self.shards = shards
         self._broken: Exception | None = None
         self._stream: torch.cuda.Stream | None = None
         self._fired: dict[int, int] = {}
@@ -116,8 +116,8 @@ class Shards:
         if not self.begun:
             self._begin()
         self._fired[unit.index] = task
-        if self._shards.device.type == "cuda":
-            self._stream = torch.cuda.current_stream(self._shards.device)
+        if self.shards.device.type == "cuda":
+            self._stream = torch.cuda.current_stream(self.shards.device)
         Variable._execution_engine.queue_callback(self._leave)
 
     def _begin(self) -> None:
@@ -144,7 +144,7 @@ class Shards:
             self._wire.check_drift()
         except DriftError as drift:
             error = drift
-        share(self._shards, error, DriftError)
+        share(self.shards, error, DriftError)
 
     def _leave(self) -> None:
         """A backward pass ends; it may be one inside another, which FSDP2's own mark tells."""
@@ -165,14 +165,14 @@ class Shards:
 
         Their gradients are then made to show it. A small all-reduce, once a step.
         """
-        device = self._shards.device
+        device = self.shards.device
         with torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext():
             self._settle_others()
             bad = torch.zeros(1, device=device)
             for bundle in self._delivered():
                 assert bundle.delivered is not None, "a bundle was processed without delivering"
                 bad += ~bundle.delivered.ok
-            ok = self._shards.all_reduce(bad)[0] == 0
+            ok = self.shards.all_reduce(bad)[0] == 0
         if self._stream is not None:
             torch.cuda.current_stream(device).wait_stream(self._stream)
         for bundle in self._delivered():
@@ -194,7 +194,7 @@ class Shards:
         """Nobody may wait for ever: release the peers, and end here."""
         self._broken = error
         self._wire.group.give_up()
-        self._shards.give_up()
+        self.shards.give_up()
 
 
 def _mark(units: Sequence[Unit], ok: Tensor) -> None:
