@@ -142,7 +142,7 @@ class ShardedWire(Attached):
 
 
 def attach_sharded(
-    model: nn.Module, config: Config | None, replicate_group: Any, scaler: Any, fields: Any
+    model: nn.Module, config: Config | None, replicate_group: Any, fields: Any
 ) -> ShardedWire:
     """See `attach`."""
     root = _root(model)
@@ -151,7 +151,7 @@ def attach_sharded(
     device = units[0].group.device
     check_axes(replicas, units[0].group.mesh_info.shard_process_group, device)
     _refuse_hooked(units)
-    wire = ShardedWire(root, units, config, process_group=replicas, scaler=scaler, **fields)
+    wire = ShardedWire(root, units, config, process_group=replicas, **fields)
     _open(wire, root, device)
     _broadcast(wire, root)
     port = Port(replicas, wire)
