@@ -303,13 +303,19 @@ class State:
     @torch.no_grad()
     def residual(self, name: str) -> Tensor:
         """A copy of this rank's residual of one parameter, in the parameter's shape, fp32."""
+        self._check_opened("residual")
         bundle, slot = self.home(name)
         return bundle.view(bundle.residual(self.was_skipped()), slot).clone()
 
     @torch.no_grad()
     def stats(self) -> Stats:
         """The numbers so far. Waits for the device."""
+        self._check_opened("stats")
         return stats_of(self)
+
+    def _check_opened(self, what: str) -> None:
+        if not self.opened:
+            raise StateError(f"{what}: there is nothing yet, the parameters are known after a step")
 
     # --- checkpoint ---------------------------------------------------------------------------
 

@@ -84,9 +84,9 @@ def plan(
 
     model: a name in `gradwire.models`, a torch.nn.Module, or a .pt of shapes; or `params`, their
     number. All but the name need `step_seconds`, one worker's step without any exchange; for the
-    name it is better than the guess from FLOP. `nodes`: of one link each; as many as workers unless given. `gpu`: a name,
-    or "" to measure the device at hand. `density`: only these; `min_density` bounds what may be
-    recommended.
+    name it is better than the guess from FLOP. `nodes`: of one link each; as many as workers unless
+    given. `gpu`: a name, or "" to measure the device at hand. `density`: only these; `min_density`
+    bounds what may be recommended.
     """
     device = _device(gpu)
     load = _workload(model, device, params, step_seconds, batch)
