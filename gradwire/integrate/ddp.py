@@ -1,6 +1,7 @@
 """One line on DistributedDataParallel."""
 
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import torch.distributed as dist
@@ -10,7 +11,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from gradwire.config import Config
+from gradwire.config import Config, configure
 from gradwire.errors import AttachError
 from gradwire.integrate.attached import Attached
 from gradwire.integrate.engine import Engine
@@ -107,6 +108,11 @@ def attach(
         _ports[module] = port
     port.wire = wire
     return wire
+
+
+def check_fields(config: Config | None, fields: Mapping[str, Any]) -> None:
+    """Raises for what `attach` would refuse of these, before there is a model."""
+    configure(config, split_bounds(fields)[1] if fields.get("method") == "auto" else fields)
 
 
 def _port_hook(port: Port, bucket: dist.GradBucket) -> Future[Tensor]:
