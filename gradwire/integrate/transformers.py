@@ -31,8 +31,8 @@ def attach(trainer: Trainer, config: Config | None = None, **fields: Any) -> "Gr
         callback = attach(trainer, method="topk", density=0.001)
         trainer.train()
 
-    The fields are those of `gradwire.attach`. `callback.wire` is the wire, from the start of `train`
-    on. Every checkpoint-N holds a folder gradwire with every rank's part, which
+    The fields are those of `gradwire.attach`. `callback.wire` is the wire, from the start of
+    `train` on. Every checkpoint-N holds a folder gradwire with every rank's part, which
     `trainer.train(resume_from_checkpoint=...)` reads, on any number of ranks.
     """
     _refuse(trainer)
