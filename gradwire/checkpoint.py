@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gradwire.cluster.gossip import fail_together, gather_words
+from gradwire.cluster.group import uncounted
 from gradwire.errors import ConfigError, ExchangeError, StateError, one_line
 from gradwire.files import replace
 from gradwire.packing import check, check_rank, settle_saved
@@ -236,10 +237,8 @@ def _gather_digests(state: "State", digest: bytes, failure: Exception | None) ->
     """Every rank's digest; raises on every rank when one of them failed."""
     flag = 1 if failure else 0
     mine = torch.tensor([flag, *digest], dtype=torch.uint8, device=state.device)
-    sent, rounds = state.group.bytes_sent, state.group.rounds
-    rows = state.group.all_gather(mine).cpu()
-    # Statistics are of gradients: a run that saves more often does not send more of them.
-    state.group.bytes_sent, state.group.rounds = sent, rounds
+    with uncounted(state.group):
+        rows = state.group.all_gather(mine).cpu()
     failed = [r for r, row in enumerate(rows) if int(row[0])]
     if failed:
         raise failure or ExchangeError(f"the checkpoint was not written: rank {failed[0]} failed")

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -136,11 +136,29 @@ class Config:
 
     def _resolve_names(self) -> None:
         method, exchange = resolve_names(self.method, self.exchange)
-        dense = (self.dense,) if isinstance(self.dense, str) else tuple(self.dense)
-        for name, value in [("method", method), ("exchange", exchange), ("dense", dense)]:
+        dense = (self.dense,) if isinstance(self.dense, str) else _series(self.dense)
+        if dense is None or not all(isinstance(pattern, str) for pattern in dense):
+            raise ConfigError(
+                f"dense must be patterns of parameter names, such as ('*.bias',), got "
+                f"{self.dense!r}"
+            )
+        warmup = _series(self.warmup)
+        if warmup is None:
+            raise ConfigError(
+                f"warmup must be several densities, such as (0.25, 0.0625), got {self.warmup!r}"
+            )
+        if not isinstance(self.options, Mapping):
+            raise ConfigError(
+                f"options must be a dict, such as {{'seed': 1}}, got {self.options!r}; {{}} is none"
+            )
+        for name, value in (
+            ("method", method),
+            ("exchange", exchange),
+            ("dense", dense),
+            ("warmup", warmup),
+            ("options", dict(self.options)),
+        ):
             object.__setattr__(self, name, value)
-        object.__setattr__(self, "warmup", tuple(self.warmup))
-        object.__setattr__(self, "options", dict(self.options))
 
     @property
     def schedule(self) -> Schedule:
@@ -201,8 +219,9 @@ def configure(config: Config | None, fields: Mapping[str, Any]) -> Config:
     for name in extra:
         if name not in options_of(*names):
             raise no_option(name, *names, {*known, "recipe"})
-    if extra:
-        given["options"] = {**given.get("options", base.options), **extra}
+    options = given.get("options", base.options)
+    if extra and isinstance(options, Mapping):
+        given["options"] = {**options, **extra}
     return dataclasses.replace(base, **given)
 
 
@@ -223,6 +242,11 @@ def check_density(value: Any, name: str = "density", use_k: bool = False) -> flo
 def _check_whole(name: str, value: Any) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ConfigError(f"{name} must be a whole number of at least 0, got {value!r}")
+
+
+def _series(value: Any) -> tuple[Any, ...] | None:
+    listed = isinstance(value, Iterable) and not isinstance(value, str | Mapping)
+    return tuple(value) if listed else None
 
 
 def _is_number(value: Any) -> bool:

@@ -17,8 +17,8 @@ def resolve_names(method: str, exchange: str = "") -> tuple[str, str]:
         )
     if name == "auto":
         raise ConfigError(
-            "method='auto' is for gradwire.attach, also Accelerate's; here ask `gradwire plan` and "
-            "give what it recommends"
+            "method='auto' is for gradwire.attach and the trainers' integrations, on "
+            "DistributedDataParallel; here ask `gradwire plan` and give what it recommends"
         )
     if name not in METHODS:
         raise unknown("method", name, METHODS)

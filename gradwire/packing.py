@@ -48,6 +48,7 @@ def header(state: "State") -> dict[str, Any]:
         "counts": dict(state._counts) | _counts_now(state),
         "scale": None if state._scale is None else state._scale.cpu(),
         "user_skip": state._user_skip,
+        "taken": state.taken is not None and bool(state.taken.flag),
         "flush": state._flush,
         "config": state.config.asdict(),
         "reason": state.reason,
@@ -131,6 +132,8 @@ def restore(state: "State", saved: Mapping[str, Any]) -> None:
     state._counts["bytes_before"] -= state.group.bytes_sent
     state._skips.fill_(state._counts.pop("skipped", 0))
     state._user_skip, state._flush = bool(saved.get("user_skip")), bool(saved.get("flush"))
+    if state.taken is not None:
+        state.taken.flag.fill_(bool(saved.get("taken")))
     scale = saved.get("scale")
     state._scale = None if scale is None else scale.to(state.device)
 

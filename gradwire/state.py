@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from gradwire import packing, pipeline
 from gradwire.accumulate import Bundle, arrange
@@ -21,6 +22,7 @@ from gradwire.names import parameter_names
 from gradwire.stages import Clock, stage, timed_by
 from gradwire.stats import Growth, Stats, stats_of
 from gradwire.streams import keep_for_stream
+from gradwire.taken import Taken
 from gradwire.types import Slot
 from gradwire.watch import Watch
 
@@ -46,6 +48,7 @@ class State:
         model: nn.Module | None = None,
         process_group: dist.ProcessGroup | None = None,
         scaler: Any = None,
+        optimizer: Optimizer | None = None,
         **fields: Any,
     ) -> None:
         self.config = configure(config, fields)
@@ -53,6 +56,9 @@ class State:
         self.watch = Watch(model, self.config.watch) if self.config.watch else None
         self.process_group = process_group
         self.scaler = scaler
+        self._optimizer = optimizer
+        self.taken: Taken | None = None
+        """Looks on whether that optimiser steps, where the scaler serves others too."""
         self.engine: Any = None
         self.auto: Any = None
         """Measures steps until it is decided how to go on; None when that is known."""
@@ -78,6 +84,8 @@ class State:
         self.clock = Clock(device)
         self._skips = torch.zeros((), dtype=torch.int64, device=device)
         self._skipped = torch.zeros((), dtype=torch.bool, device=device)
+        if self._optimizer is not None:
+            self.taken = Taken(self._optimizer, device)
         self.rebundle(self._cut())
         prepare(self.bundles, self.config, group)
         log.info("%r", self)
@@ -165,6 +173,8 @@ class State:
         self._skipped = self.was_skipped()
         self._skips += self._skipped
         self._user_skip = False
+        if self.taken is not None:
+            self.taken.flag.zero_()
         self._scale = self._current_scale()
         self._flushing, self._flush = self._flush, False
         for bundle in self.bundles:
@@ -252,7 +262,8 @@ class State:
         """Whether the optimiser passed over the last step (0-d bool), decided on the device.
 
         Either the user said so, or a bundle came back NaN, or the GradScaler has lowered its scale,
-        which it does exactly when it found an infinite gradient anywhere.
+        which it does exactly when it found an infinite gradient anywhere, and the optimiser did not
+        step, if it is known.
         """
         delivered = [b.delivered for b in self.bundles if b.delivered is not None]
         if not delivered:
@@ -262,7 +273,8 @@ class State:
             skipped = torch.ones_like(skipped)
         now = self._current_scale()
         if now is not None and self._scale is not None:
-            skipped = skipped | (now < self._scale)
+            fell = now < self._scale
+            skipped = skipped | (fell if self.taken is None else fell & ~self.taken.flag)
         return skipped
 
     # --- what users call ----------------------------------------------------------------------
@@ -285,17 +297,25 @@ class State:
         """Stop exchanging; call it before the process groups are destroyed."""
         if self.engine is not None:
             self.engine.close()
+        if self.taken is not None:
+            self.taken.remove()
 
     @torch.no_grad()
     def residual(self, name: str) -> Tensor:
         """A copy of this rank's residual of one parameter, in the parameter's shape, fp32."""
+        self._check_opened("residual")
         bundle, slot = self.home(name)
         return bundle.view(bundle.residual(self.was_skipped()), slot).clone()
 
     @torch.no_grad()
     def stats(self) -> Stats:
         """The numbers so far. Waits for the device."""
+        self._check_opened("stats")
         return stats_of(self)
+
+    def _check_opened(self, what: str) -> None:
+        if not self.opened:
+            raise StateError(f"{what}: there is nothing yet, the parameters are known after a step")
 
     # --- checkpoint ---------------------------------------------------------------------------
 

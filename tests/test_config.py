@@ -18,6 +18,8 @@ def test_defaults_and_names():
     assert Config(method="topk/dense").exchange == "dense"
     assert Config(method="exdyna").exchange == "union"
     assert Config(dense="*.bias").dense == ("*.bias",)
+    given = Config(dense=iter(["*.bias"]), warmup=(d for d in (0.5, 0.1)), warmup_steps=1)
+    assert (given.dense, given.warmup) == (("*.bias",), (0.5, 0.1))
     json.dumps(Config(method="randk", options={"seed": 3}, warmup=(0.1,), warmup_steps=1).asdict())
 
 
@@ -37,6 +39,12 @@ def test_fields_on_top_of_a_config():
         ({"density": True}, "got True"),
         ({"warmup": (0.5, 3)}, "warmup must be in"),
         ({"warmup": (0.5,)}, "warmup needs warmup_steps"),
+        ({"warmup": 0.1}, r"warmup must be several densities, such as \(0.25, 0.0625\), got 0.1"),
+        ({"warmup": None}, "warmup must be several densities, .* got None"),
+        ({"dense": 3}, r"dense must be patterns of parameter names, such as .*bias',\), got 3"),
+        ({"dense": ("*.bias", 3)}, r"dense must be patterns of .*, got \('\*.bias', 3\)"),
+        ({"options": None}, "options must be a dict, such as {'seed': 1}, got None; {} is none"),
+        ({"method": "randk", "options": 5, "seed": 1}, "options must be a dict, .* got 5"),
         ({"method": "top-k"}, "unknown method 'top-k'. Did you mean 'topk'"),
         ({"exchange": "allgathr"}, "unknown exchange 'allgathr'. Did you mean 'allgather'"),
         ({"method": "topk/gtopkk"}, "unknown exchange 'gtopkk'"),
@@ -74,6 +82,19 @@ def test_fields_on_top_of_a_config():
 def test_bad_fields(fields, message):
     with pytest.raises(ValueError, match=message):
         gradwire.VirtualCluster(2, **fields)
+
+
+def test_what_is_asked_before_a_step():
+    cluster = gradwire.VirtualCluster(2, density=0.1)
+    for ask, message in (
+        (lambda: cluster.residual(0), "residual: there is nothing yet, .* known after a step"),
+        (lambda: cluster.stats(), "stats: there is nothing yet"),
+        (lambda: gradwire.State(density=0.1).residual("a"), "residual: there is nothing yet"),
+        (lambda: cluster.stats(2), "rank must be in 0..1, got 2"),
+        (lambda: cluster.residual("0"), "rank must be in 0..1, got '0'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ask()
 
 
 def test_config_must_be_one():

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 import typer
 
 from gradwire.cli.doctor import doctor
+from gradwire.cli.flags import hide_types_of_flags
 from gradwire.cli.lab import lab_app
 from gradwire.cli.methods import methods
 from gradwire.cli.plan import plan
@@ -43,3 +44,4 @@ app.add_typer(lab_app, name="lab")
 
 if find_spec("gradwire.cli.bench"):
     app.add_typer(import_module("gradwire.cli.bench").bench_app, name="bench")
+hide_types_of_flags(app)

@@ -1,7 +1,7 @@
 """What an exchange may ask of the ranks, and the ranks of torch.distributed."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gradwire.cluster.communicator import give_back, take
 from gradwire.cluster.roll import roll_call, sign
 from gradwire.errors import ExchangeError
 from gradwire.stages import stage
@@ -61,6 +62,16 @@ class Group(Protocol):
         its place in the other blocks. The first call is collective; what they send counts here.
         """
         ...
+
+
+@contextlib.contextmanager
+def uncounted(group: Group) -> Iterator[None]:
+    """What is sent meanwhile is not counted: statistics are of gradients."""
+    before = group.bytes_sent, group.rounds
+    try:
+        yield
+    finally:
+        group.bytes_sent, group.rounds = before
 
 
 class DistributedGroup:
@@ -153,9 +164,8 @@ class DistributedGroup:
 
     def split(self, local: int) -> "tuple[DistributedGroup, DistributedGroup]":
         if local not in self._splits:
-            before = self.bytes_sent, self.rounds
-            self.agree("split", local=local)
-            self.bytes_sent, self.rounds = before
+            with uncounted(self):
+                self.agree("split", local=local)
             self._splits[local] = (
                 self._sub(range(self.rank // local * local, (self.rank // local + 1) * local)),
                 self._sub(range(self.rank % local, self.size, local)),
@@ -164,12 +174,20 @@ class DistributedGroup:
 
     def _sub(self, members: range) -> "DistributedGroup":
         peers = dist.get_process_group_ranks(self.process_group)
-        own = dist.new_group(
-            [peers[m] for m in members],
-            timeout=self.timeout,
-            use_local_synchronization=True,
-        )
+        own = take([peers[m] for m in members], self.timeout)
         return DistributedGroup(own, self.device, self.timeout, self)
+
+    def release(self, other: dist.ProcessGroup) -> None:
+        """Give the communicators back; what is still asked goes over `other`, of the same ranks.
+
+        A collective call. Nobody lets go while another rank is still busy with the last step.
+        """
+        with uncounted(self):
+            self.agree("detach", size=self.size)
+        parts = [part for both in self._splits.values() for part in both]
+        for group in (*parts, self):
+            give_back(group.process_group)
+        self._splits, self.process_group = {}, other
 
     def _count(self, sent: int, rounds: int) -> None:
         self.bytes_sent += sent

@@ -62,13 +62,16 @@ class VirtualCluster:
 
     def residual(self, rank: int) -> Tensor:
         """A copy of what a worker keeps, flat."""
-        if not 0 <= rank < self.world_size:
-            raise ConfigError(f"rank must be in 0..{self.world_size - 1}, got {rank}")
-        return self._states[rank].residual("gradient")
+        return self._state(rank).residual("gradient")
 
     def stats(self, rank: int = 0) -> Stats:
         """A worker's numbers."""
-        return self._states[rank].stats()
+        return self._state(rank).stats()
+
+    def _state(self, rank: int) -> State:
+        if rank not in range(self.world_size):
+            raise ConfigError(f"rank must be in 0..{self.world_size - 1}, got {rank!r}")
+        return self._states[rank]
 
     def flush(self) -> None:
         """The next step sends everything that is kept."""

@@ -1,8 +1,12 @@
 """What the handles that `attach` returns have in common."""
 
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
+from torch import Tensor
+
+from gradwire.cluster.group import DistributedGroup
 from gradwire.config import Config
 from gradwire.state import State
 
@@ -35,8 +39,9 @@ class Attached(State):
         """
         if self._flush:
             return False
-        waiting = any(bundle.held for bundle in self.bundles)
-        if bool(self.was_skipped()) or (waiting and self._tries < TRIES):
+        taken = self._flushing and not bool(self.was_skipped())
+        waiting = self._waits(taken)
+        if not taken or (waiting and self._tries < TRIES):
             self._tries += waiting
             self.flush()
             return False
@@ -44,14 +49,28 @@ class Attached(State):
             self._say_dropped()
         return True
 
+    def let_go(self) -> None:
+        """Detach is complete, on every rank: the communicators are given back. A collective call.
+
+        What is asked later, as by `save`, goes over the model's own.
+        """
+        self.close()
+        assert isinstance(self.group, DistributedGroup)
+        assert self.process_group is not None
+        self.group.release(self.process_group)
+
+    def _waits(self, taken: bool) -> bool:
+        """Whether the last step, if it was `taken`, has left something that is kept."""
+        return any(bundle.held for bundle in self.bundles)
+
+    def _left(self) -> Iterator[tuple[str, Tensor]]:
+        """The parameters that the last step left out, and what is kept for each."""
+        for bundle in self.bundles:
+            names = {slot.offset: slot.name for slot in bundle.slots if slot.numel}
+            yield from ((names[offset], kept) for offset, kept in bundle.held if kept.numel())
+
     def _say_dropped(self) -> None:
-        dropped = [
-            slot.name
-            for bundle in self.bundles
-            for offset, kept in bundle.held
-            for slot in bundle.slots
-            if slot.offset == offset and bool(kept.any())
-        ]
+        dropped = [name for name, kept in self._left() if bool(kept.any())]
         if dropped:
             warnings.warn(
                 f"detach: no rank has used {', '.join(dropped[:3])} in {TRIES + 1} steps; what was "

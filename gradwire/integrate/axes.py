@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from gradwire.cluster.communicator import take
 from gradwire.cluster.group import DistributedGroup
 from gradwire.errors import AttachError, GradwireError
 
@@ -62,8 +63,7 @@ def own_group(
     ranks: dist.ProcessGroup, device: torch.device, timeout: timedelta
 ) -> DistributedGroup:
     """A communicator of our own over the same ranks. A collective call."""
-    members = dist.get_process_group_ranks(ranks)
-    own = dist.new_group(members, timeout=timeout, use_local_synchronization=True)
+    own = take(dist.get_process_group_ranks(ranks), timeout)
     return DistributedGroup(own, device, timeout)
 
 

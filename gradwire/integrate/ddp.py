@@ -1,6 +1,7 @@
 """One line on DistributedDataParallel."""
 
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import torch.distributed as dist
@@ -8,13 +9,15 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
-from gradwire.config import Config
+from gradwire.config import Config, configure
 from gradwire.errors import AttachError
 from gradwire.integrate.attached import Attached
 from gradwire.integrate.engine import Engine
 from gradwire.integrate.refuse import (
     is_sharded,
+    refuse_optimizer,
     refuse_shrinking_join,
     refuse_unsupported,
     refuse_watched_join,
@@ -48,6 +51,7 @@ def attach(
     *,
     replicate_group: Any = None,
     scaler: Any = None,
+    optimizer: Optimizer | None = None,
     **fields: Any,
 ) -> Attached:
     """Compress the gradient exchange of a DistributedDataParallel or a sharded model.
@@ -62,8 +66,9 @@ def attach(
     replica's parameters to the others.
 
     A collective call: every rank's configuration and parameters are compared, and a difference is
-    an error on all of them. `scaler` is the GradScaler, if there is one, and of this model's one
-    optimiser: where it serves several, call `wire.skip_step()` instead. The fields are Config's.
+    an error on all of them. `scaler` is the GradScaler, if there is one. Where it serves several
+    optimisers, give this model's as `optimizer`: the scale alone does not tell which of them was
+    passed over. The fields are Config's.
     The residuals take 4 bytes a parameter (8 for bf16 and fp16 ones), momentum correction 4 more.
     With `momentum` the optimiser must have none of its own, which attach does not see: momentum
     would act twice.
@@ -74,10 +79,13 @@ def attach(
     """
     if scaler is not None and not hasattr(scaler, "is_enabled"):
         raise AttachError(f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}")
+    if optimizer is not None:
+        refuse_optimizer(optimizer, scaler)
     if replicate_group is not None or is_sharded(model):
         from gradwire.integrate.fsdp import attach_sharded
 
-        return attach_sharded(model, config, replicate_group, scaler, fields)
+        fields |= {"scaler": scaler, "optimizer": optimizer}
+        return attach_sharded(model, config, replicate_group, fields)
     module = unwrap(model)
     refuse_unsupported(module)
     port = _ports.get(module)
@@ -90,7 +98,7 @@ def attach(
     auto = None
     if fields.get("method") == "auto":
         auto, fields = split_bounds(fields)
-    wire = Wire(module, config, scaler=scaler, **fields)
+    wire = Wire(module, config, scaler=scaler, optimizer=optimizer, **fields)
     wire.auto = auto
     wire.engine = Engine(wire, watch_unused=module.find_unused_parameters or module.static_graph)
     wire.engine.open(_parameters(module))
@@ -102,6 +110,11 @@ def attach(
     return wire
 
 
+def check_fields(config: Config | None, fields: Mapping[str, Any]) -> None:
+    """Raises for what `attach` would refuse of these, before there is a model."""
+    configure(config, split_bounds(fields)[1] if fields.get("method") == "auto" else fields)
+
+
 def _port_hook(port: Port, bucket: dist.GradBucket) -> Future[Tensor]:
     wire = port.wire
     if wire is not None and bucket.index() == 0:
@@ -109,7 +122,7 @@ def _port_hook(port: Port, bucket: dist.GradBucket) -> Future[Tensor]:
         if wire.watch is not None:
             refuse_watched_join(wire.ddp())
         if wire.detaching and wire.flushed():
-            wire.close()
+            wire.let_go()
             port.wire = wire = None
     if wire is None or wire.engine is None:
         return allreduce_hook(port.process_group, bucket)

@@ -1,6 +1,6 @@
 """Replicas of a model that FSDP2 shards: hybrid sharding, with a compressed all-reduce."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -37,7 +37,7 @@ class Port:
             flat.record_stream(torch.cuda.current_stream(flat.device))
         wire = self.wire
         if wire is not None and wire.detaching and not wire.engine.begun and wire.flushed():
-            wire.close()
+            wire.let_go()
             self.wire = wire = None
         if wire is None:
             dist.all_reduce(flat, op=dist.ReduceOp.AVG, group=self.replicas)
@@ -77,6 +77,8 @@ class ShardedWire(Attached):
         super().__init__(config, model=model, **fields)
         self.units = units
         self.by_unit: dict[int, list[Bundle]] = {}
+        self.unsent: set[int] = set()
+        """After `detach`: the units that something may be kept for."""
         self.shard, self.shards = 0, 1
         """This rank's part of the model, and how many there are."""
         if self.config.watch:
@@ -98,6 +100,26 @@ class ShardedWire(Attached):
     def put_back(self) -> None:
         """What the last step delivered never reached the optimiser."""
         self._user_skip = True
+        self.unsent |= self.engine.processed.keys()
+
+    def detach(self) -> None:
+        super().detach()
+        self.unsent = {unit.index for unit in self.units}
+
+    def let_go(self) -> None:
+        super().let_go()
+        self.engine.shards.release(self.units[0].group.mesh_info.shard_process_group)
+
+    def _waits(self, taken: bool) -> bool:
+        """By unit, not by what is kept here: a shard that holds nothing waits with the others."""
+        done = self.engine.processed.keys()
+        self.unsent = self.unsent - done if taken else self.unsent | done
+        return bool(self.unsent)
+
+    def _left(self) -> Iterator[tuple[str, Tensor]]:
+        for index in self.unsent:
+            for bundle in self.by_unit.get(index, []):
+                yield from ((slot.name, bundle.view(bundle.u, slot)) for slot in bundle.slots)
 
     def residual(self, name: str) -> Tensor:
         """A copy of this rank's residual of its shard of one parameter, fp32."""
@@ -120,7 +142,7 @@ class ShardedWire(Attached):
 
 
 def attach_sharded(
-    model: nn.Module, config: Config | None, replicate_group: Any, scaler: Any, fields: Any
+    model: nn.Module, config: Config | None, replicate_group: Any, fields: Any
 ) -> ShardedWire:
     """See `attach`."""
     root = _root(model)
@@ -129,7 +151,7 @@ def attach_sharded(
     device = units[0].group.device
     check_axes(replicas, units[0].group.mesh_info.shard_process_group, device)
     _refuse_hooked(units)
-    wire = ShardedWire(root, units, config, process_group=replicas, scaler=scaler, **fields)
+    wire = ShardedWire(root, units, config, process_group=replicas, **fields)
     _open(wire, root, device)
     _broadcast(wire, root)
     port = Port(replicas, wire)

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gradwire.cluster.communicator import take
 from gradwire.cluster.gossip import gather_words
-from gradwire.cluster.group import DistributedGroup
+from gradwire.cluster.group import DistributedGroup, uncounted
 from gradwire.config import Config
 from gradwire.encode.message import MAGIC
 from gradwire.errors import ConfigError
@@ -27,23 +28,16 @@ def meet(
 ) -> DistributedGroup:
     """A communicator of our own over the ranks of `process_group`, after comparing what they hold.
 
-    A collective call; `more` is compared too. Its own communicator, because sharing DDP's would mix
-    up the order.
+    A collective call; `more` is compared too.
     """
     ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
-    everyone = len(ranks) == dist.get_world_size()
     timeout = timedelta(seconds=config.timeout)
-    own = dist.new_group(
-        ranks,
-        timeout=timeout,
-        use_local_synchronization=not everyone,
-        pg_options=_urgent(process_group, timeout),
-    )
+    own = take(ranks, timeout, _urgent(process_group, timeout))
     group = DistributedGroup(own, device, timeout)
     fields = config.asdict() | dict(more or {})
     fields["parameters"] = [[s.name, list(s.shape), str(s.dtype), s.unit] for s in slots]
-    compare(group, fields)
-    group.bytes_sent = group.rounds = 0
+    with uncounted(group):
+        compare(group, fields)
     return group
 
 

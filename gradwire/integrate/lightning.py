@@ -16,10 +16,10 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.checkpoint import MANIFEST, load, save
-from gradwire.config import Config, configure
+from gradwire.config import Config
 from gradwire.errors import ConfigError, StateError
 from gradwire.integrate.attached import Attached
-from gradwire.integrate.ddp import attach
+from gradwire.integrate.ddp import attach, check_fields
 from gradwire.integrate.versions import require
 
 require("lightning")
@@ -37,9 +37,9 @@ class GradwireStrategy(DDPStrategy):
 
         trainer = Trainer(strategy=GradwireStrategy(method="topk", density=0.001), devices=4)
 
-    The fields are Config's. `ddp` holds options of Lightning's DDPStrategy, for instance
-    ddp={"find_unused_parameters": True}. `trainer.strategy.wire` is the wire, from the start of
-    `fit` on. Beside every checkpoint that training can resume from, FILE, the ranks write
+    The fields are those of `gradwire.attach`. `ddp` holds options of Lightning's DDPStrategy, for
+    instance ddp={"find_unused_parameters": True}. `trainer.strategy.wire` is the wire, from the
+    start of `fit` on. Beside every checkpoint that training can resume from, FILE, the ranks write
     FILE.gradwire, a folder of `gradwire.save`; `fit(ckpt_path=FILE)` reads it, on any number of
     ranks. A second `fit` of the same model goes on with the residuals of the first.
     """
@@ -52,7 +52,8 @@ class GradwireStrategy(DDPStrategy):
         **fields: Any,
     ) -> None:
         _refuse_options(ddp or {}, fields)
-        self._config = configure(config, fields)
+        check_fields(config, fields)
+        self._config, self._fields = config, fields
         super().__init__(**(ddp or {}))
         self.wire: Attached | None = None
         self._module: weakref.ref[LightningModule] | None = None
@@ -70,7 +71,7 @@ class GradwireStrategy(DDPStrategy):
         assert self.lightning_module is not None
         last, same = self.wire, self._module is not None and self._module() is self.lightning_module
         scaler = getattr(self.precision_plugin, "scaler", None)
-        self.wire = attach(self.model, self._config, scaler=scaler)
+        self.wire = attach(self.model, self._config, scaler=scaler, **self._fields)
         self._module = weakref.ref(self.lightning_module)
         if self._file is not None:
             self._resume(self.wire, self._file)

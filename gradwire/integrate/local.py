@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradwire.cluster.group import DistributedGroup, Group
+from gradwire.cluster.group import DistributedGroup, Group, uncounted
 from gradwire.config import Config, configure
 from gradwire.errors import ConfigError, StateError, unknown
 from gradwire.integrate.handshake import meet
@@ -86,11 +86,11 @@ class LocalSteps(State):
             rule |= {"keep_unsent": self.keep_unsent}
             group = meet(group, self.config, slots, device, rule)
         self.open(slots, device, group)
-        for tensor in (*self.model.parameters(), *self.model.buffers()):
-            if tensor.is_floating_point():
-                mine = tensor.detach().clone() if group.rank == 0 else torch.zeros_like(tensor)
-                tensor.copy_(group.all_reduce(mine.contiguous()))
-        group.bytes_sent = group.rounds = 0
+        with uncounted(group):
+            for tensor in (*self.model.parameters(), *self.model.buffers()):
+                if tensor.is_floating_point():
+                    mine = tensor.detach().clone() if group.rank == 0 else torch.zeros_like(tensor)
+                    tensor.copy_(group.all_reduce(mine.contiguous()))
 
     def step(self) -> None:
         """An inner step was taken; every `every`-th time ranks exchange.

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gradwire.accumulate.bundle import Bundle
-from gradwire.cluster.group import DistributedGroup
+from gradwire.cluster.group import DistributedGroup, uncounted
 from gradwire.errors import ConfigError
 from gradwire.integrate.handshake import meet
 from gradwire.integrate.refuse import DTYPES
@@ -45,11 +45,9 @@ def _agree(state: State, bundle: Bundle) -> None:
     """Ranks that are about to send different numbers of entries hear it now, not at the timeout."""
     group = state.group
     if isinstance(group, DistributedGroup) and not group.on_stream:
-        sent, rounds = group.bytes_sent, group.rounds
         entries = state.choose(bundle).k
-        group.agree("average", step=state.steps, bundle=bundle.index, entries=entries)
-        # Statistics are of gradients.
-        group.bytes_sent, group.rounds = sent, rounds
+        with uncounted(group):
+            group.agree("average", step=state.steps, bundle=bundle.index, entries=entries)
 
 
 def _named(tensors: Sequence[Tensor] | Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -72,6 +72,18 @@ def refuse_unsupported(ddp: DistributedDataParallel) -> None:
             )
 
 
+def refuse_optimizer(optimizer: object, scaler: object) -> None:
+    """Raises AttachError unless it can be seen which of the scaler's steps the optimiser takes."""
+    if scaler is None:
+        raise AttachError("optimizer says which steps of a GradScaler count: give scaler= too")
+    # A wrapper such as Accelerate's is an Optimizer by name only.
+    if not isinstance(optimizer, Optimizer) or not hasattr(optimizer, "_optimizer_step_post_hooks"):
+        raise AttachError(
+            f"optimizer must be the torch.optim.Optimizer that scaler.step calls, got "
+            f"{type(optimizer).__name__}: give the one inside a wrapper"
+        )
+
+
 def refuse_for_local_steps(model: object, optimizer: object) -> None:
     """Raises AttachError for a model or an optimiser that local steps cannot serve."""
     if not isinstance(model, nn.Module):

@@ -37,13 +37,13 @@ class Shards:
         self._wire = weakref.proxy(wire)
         self._root = root
         self._units = units
-        self._shards = shards
+        self.shards = shards
         self._broken: Exception | None = None
         self._stream: torch.cuda.Stream | None = None
         self._fired: dict[int, int] = {}
         """The units of this backward pass, and the autograd task in which each was handed over."""
-        self._processed: dict[int, Bundle] = {}
-        """The bundles of the last step that delivered."""
+        self.processed: dict[int, list[Bundle]] = {}
+        """The units of the last step that delivered, and their bundles."""
         self.begun = False
         """Whether the step that the next shard belongs to has begun."""
 
@@ -69,6 +69,7 @@ class Shards:
             self._hold(unit, bundles, parts)
             flat.zero_()
             return
+        done = self.processed.setdefault(unit.index, [])
         for bundle in bundles:
             gradients = [parts[slot.name] for slot in bundle.slots]
             try:
@@ -77,7 +78,7 @@ class Shards:
                 self._fail(bundle, error)
             places = [update[s.offset : s.offset + s.numel] for s in bundle.slots]
             torch._foreach_copy_(gradients, places)
-            self._processed[bundle.index] = bundle
+            done.append(bundle)
 
     def _hold(self, unit: Unit, bundles: Sequence[Bundle], parts: dict[str, Tensor]) -> None:
         config = self._wire.config
@@ -88,6 +89,7 @@ class Shards:
             )
         for bundle in bundles:
             self._wire.hold(bundle, [parts[slot.name] for slot in bundle.slots])
+        self._wire.unsent.add(unit.index)
 
     def _exchange(self, bundle: Bundle, gradients: Sequence[Tensor]) -> Tensor:
         wire = self._wire
@@ -114,23 +116,27 @@ class Shards:
         if not self.begun:
             self._begin()
         self._fired[unit.index] = task
-        if self._shards.device.type == "cuda":
-            self._stream = torch.cuda.current_stream(self._shards.device)
+        if self.shards.device.type == "cuda":
+            self._stream = torch.cuda.current_stream(self.shards.device)
         Variable._execution_engine.queue_callback(self._leave)
 
     def _begin(self) -> None:
         wire = self._wire
         if wire.watch is not None and wire.watch.due(wire.steps):
             self._check_drift()
-        self._processed = {}
+        self.processed = {}
         wire.begin()
         self.begun = True
 
     def _settle_others(self) -> None:
         """What took no part in this step has delivered in the one before, whose end is known."""
+        done = {bundle.index for bundle in self._delivered()}
         for bundle in self._wire.bundles:
-            if bundle.index not in self._processed:
+            if bundle.index not in done:
                 bundle.settle(self._wire.last_skipped)
+
+    def _delivered(self) -> list[Bundle]:
+        return [bundle for bundles in self.processed.values() for bundle in bundles]
 
     def _check_drift(self) -> None:
         error: DriftError | None = None
@@ -138,7 +144,7 @@ class Shards:
             self._wire.check_drift()
         except DriftError as drift:
             error = drift
-        share(self._shards, error, DriftError)
+        share(self.shards, error, DriftError)
 
     def _leave(self) -> None:
         """A backward pass ends; it may be one inside another, which FSDP2's own mark tells."""
@@ -159,17 +165,17 @@ class Shards:
 
         Their gradients are then made to show it. A small all-reduce, once a step.
         """
-        device = self._shards.device
+        device = self.shards.device
         with torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext():
             self._settle_others()
             bad = torch.zeros(1, device=device)
-            for bundle in self._processed.values():
+            for bundle in self._delivered():
                 assert bundle.delivered is not None, "a bundle was processed without delivering"
                 bad += ~bundle.delivered.ok
-            ok = self._shards.all_reduce(bad)[0] == 0
+            ok = self.shards.all_reduce(bad)[0] == 0
         if self._stream is not None:
             torch.cuda.current_stream(device).wait_stream(self._stream)
-        for bundle in self._processed.values():
+        for bundle in self._delivered():
             assert bundle.delivered is not None
             bundle.delivered.ok = ok
         _mark(units, ok)
@@ -188,7 +194,7 @@ class Shards:
         """Nobody may wait for ever: release the peers, and end here."""
         self._broken = error
         self._wire.group.give_up()
-        self._shards.give_up()
+        self.shards.give_up()
 
 
 def _mark(units: Sequence[Unit], ok: Tensor) -> None:

@@ -8,7 +8,7 @@ from typing import Any, cast
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire import checkpoint
-from gradwire.config import Config, configure
+from gradwire.config import Config
 from gradwire.errors import AttachError, StateError
 from gradwire.integrate import ddp
 from gradwire.integrate.ddp import Wire
@@ -31,12 +31,13 @@ def attach(trainer: Trainer, config: Config | None = None, **fields: Any) -> "Gr
         callback = attach(trainer, method="topk", density=0.001)
         trainer.train()
 
-    The fields are Config's. `callback.wire` is the wire, from the start of `train` on. Every
-    checkpoint-N holds a folder gradwire with every rank's part, which
+    The fields are those of `gradwire.attach`. `callback.wire` is the wire, from the start of
+    `train` on. Every checkpoint-N holds a folder gradwire with every rank's part, which
     `trainer.train(resume_from_checkpoint=...)` reads, on any number of ranks.
     """
     _refuse(trainer)
-    callback = GradwireCallback(trainer, configure(config, fields))
+    ddp.check_fields(config, fields)
+    callback = GradwireCallback(trainer, config, fields)
     trainer.add_callback(callback)
     # Callbacks are not told where training resumes from.
     trainer.train = callback.noting_where_from(trainer.train)
@@ -46,9 +47,9 @@ def attach(trainer: Trainer, config: Config | None = None, **fields: Any) -> "Gr
 class GradwireCallback(TrainerCallback):
     """Attaches when the Trainer has wrapped its model, saves when it saves. Made by `attach`."""
 
-    def __init__(self, trainer: Trainer, config: Config) -> None:
+    def __init__(self, trainer: Trainer, config: Config | None, fields: dict[str, Any]) -> None:
         self._trainer = trainer
-        self._config = config
+        self._config, self._fields = config, fields
         self._resume: str | bool | None = None
         self.wire: Wire | None = None
 
@@ -78,7 +79,8 @@ class GradwireCallback(TrainerCallback):
         # `train` called again keeps the wrapped model, and with it the wire and its residuals.
         if self.wire is None or self.wire.ddp() is not getattr(model, "_orig_mod", model):
             scaler = self._trainer.accelerator.scaler
-            self.wire = cast(Wire, ddp.attach(model, self._config, scaler=scaler))
+            wire = ddp.attach(model, self._config, scaler=scaler, **self._fields)
+            self.wire = cast(Wire, wire)
         if self._resume:
             self._load(args.output_dir, state)
         if not args.save_only_model:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gradwire.cluster.gossip import gather_words
+from gradwire.cluster.group import uncounted
 from gradwire.config import check_density
 from gradwire.errors import ConfigError
 from gradwire.plan.measure import measure_link, measure_machine, node_count
@@ -68,15 +69,14 @@ class Auto:
     def decide(self, state: "State") -> tuple[dict[str, Any], str]:
         """Fields for Config, and why: rank 0's choice. A collective call."""
         group, device = state.group, state.device
-        counted = group.bytes_sent, group.rounds
         mine = torch.tensor([self.compute_seconds()], dtype=torch.float64, device=device)
-        seconds = float(group.all_gather(mine).max())
-        rate, latency = measure_link(group.all_gather, group.size, device)
         chosen: dict[str, Any] = {}
-        if group.rank == 0:
-            chosen = self._choose(state, seconds, rate, latency)
-        chosen = gather_words(group, chosen, device)[0]
-        group.bytes_sent, group.rounds = counted
+        with uncounted(group):
+            seconds = float(group.all_gather(mine).max())
+            rate, latency = measure_link(group.all_gather, group.size, device)
+            if group.rank == 0:
+                chosen = self._choose(state, seconds, rate, latency)
+            chosen = gather_words(group, chosen, device)[0]
         return chosen["fields"], chosen["reason"]
 
     def _choose(

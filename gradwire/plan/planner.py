@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from gradwire.cluster.rate import parse_time
 from gradwire.config import check_density
 from gradwire.errors import ConfigError
@@ -13,7 +15,7 @@ from gradwire.plan.network import LATENCY, LOCAL_RATE, Network, link_rate, show_
 from gradwire.plan.predict import Prediction, Way, predict
 from gradwire.plan.recommend import At, Recommendation, recommend
 from gradwire.plan.ways import DENSITIES, ENCODINGS, all_ways
-from gradwire.plan.workload import Workload, by_count, by_file, by_name
+from gradwire.plan.workload import Workload, by_count, by_file, by_name, by_shapes
 
 BUNDLES = (25.0, 50.0, 100.0, 200.0, 400.0, 1600.0, 8000.0)
 """Sizes that are tried, in MB of fp32."""
@@ -59,7 +61,7 @@ class Plan:
 
 
 def plan(
-    model: str | Path = "",
+    model: str | Path | nn.Module = "",
     *,
     workers: int,
     link: str | float = "10gbit",
@@ -80,11 +82,11 @@ def plan(
         plan = gradwire.plan("resnet50", workers=16, link="1gbit", gpu="v100")
         print(plan.recommendation.reason)
 
-    model: a name in `gradwire.models`, or a .pt of shapes; or `params`, their number. The last two
-    need `step_seconds`, one worker's step without any exchange; for the first it is better than
-    the guess from FLOP. `nodes`: of one link each; as many as workers unless given. `gpu`: a name,
-    or "" to measure the device at hand. `density`: only these; `min_density` bounds what may be
-    recommended.
+    model: a name in `gradwire.models`, a torch.nn.Module, or a .pt of shapes; or `params`, their
+    number. All but the name need `step_seconds`, one worker's step without any exchange; for the
+    name it is better than the guess from FLOP. `nodes`: of one link each; as many as workers unless
+    given. `gpu`: a name, or "" to measure the device at hand. `density`: only these; `min_density`
+    bounds what may be recommended.
     """
     device = _device(gpu)
     load = _workload(model, device, params, step_seconds, batch)
@@ -161,16 +163,21 @@ def _device(gpu: str | Machine) -> Machine:
 
 
 def _workload(
-    model: str | Path,
+    model: str | Path | nn.Module,
     device: Machine,
     params: int | None,
     seconds: float | None,
     batch: int | None,
 ) -> Workload:
     if bool(str(model)) == (params is not None):
-        raise ConfigError("give a model (a name, or a .pt of shapes) or params, one of the two")
+        raise ConfigError(
+            "give a model (a name, an nn.Module or a .pt of shapes) or params, one of the two"
+        )
     if params is not None:
         return by_count(params, seconds)
+    if isinstance(model, nn.Module):
+        trained = [tuple(p.shape) for p in model.parameters() if p.requires_grad]
+        return by_shapes(trained, type(model).__name__, seconds)
     if isinstance(model, Path) or str(model).endswith(".pt"):
         return by_file(Path(model), seconds)
     return by_name(str(model), device, batch, seconds)

@@ -13,8 +13,7 @@ def headline(runs: Sequence[Run]) -> str:
     run = runs[0]
     score, words = run.score, run.task.words
     if score is None:
-        step = run.last("step") or 0
-        return f"{run.title} has trained for {step:,} steps; no epoch has ended yet."
+        return f"{run.title} has trained for {run.steps:,} steps; no epoch has ended yet."
     dense = next((r for r in runs[1:] if r.dense and r.score is not None), None)
     sentence = f"{run.title} reached {words(score)} {run.task.measure}"
     if dense is not None and dense.score is not None and not run.dense:

@@ -49,6 +49,12 @@ class Run:
     def dense(self) -> bool:
         return self.options.method == "dense"
 
+    @property
+    def steps(self) -> int:
+        """How far it went: the result may be of an earlier sitting, and metrics have few lines."""
+        steps = self.result.get("steps")
+        return max(steps if isinstance(steps, int) else 0, self.last("step") or 0)
+
     def series(self, name: str) -> tuple[list[float], list[float]]:
         """Steps and the values of a column, where it has one."""
         rows = [r for r in self.records if r.get(name) is not None]

@@ -52,6 +52,13 @@ def test_the_help_of_train_teaches():
     assert f"Default: {Options.density}." in said
 
 
+@pytest.mark.parametrize("words", [[], ["train"], ["plan"], ["bench"], ["bench", "step"], ["lab"]])
+def test_help_shows_no_type_of_an_option_that_takes_nothing(words):
+    said = gradwire(*words, "--help").output
+    assert "Show this message" in said
+    assert "bool" not in said.lower()
+
+
 def test_every_option_of_train_has_a_help_line():
     from typer.main import get_command
 

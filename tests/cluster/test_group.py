@@ -3,7 +3,8 @@
 import torch
 import torch.distributed as dist
 
-from gradwire.cluster.group import LARGE, DistributedGroup
+import gradwire
+from gradwire.cluster.group import LARGE, DistributedGroup, uncounted
 
 
 def traded(rank):
@@ -38,3 +39,27 @@ def test_rows_go_to_their_ranks_and_are_asked_for_before_others_are_sent(ranks):
             assert sent == (world - 1) * (3 * 8 + 2 * 8)
             assert order == ["irecv", "isend"]
             assert turned == [[10 * rank + r] * 2 for r in range(world)]
+
+
+def counted(rank, folder):
+    """Bytes and rounds after what is no gradient, then after one that is."""
+    group = DistributedGroup(dist.group.WORLD, torch.device("cpu"))
+    group.all_gather(torch.zeros(3))
+    before = group.bytes_sent, group.rounds
+    with uncounted(group):
+        group.all_gather(torch.zeros(5))
+    group.split(1)
+    after = group.bytes_sent, group.rounds
+    state = gradwire.State(density=0.1)
+    gradwire.average([torch.randn(100)], state)
+    sent = state.stats().bytes_sent
+    gradwire.save(state, folder)
+    saved = state.stats().bytes_sent
+    gradwire.load(state, folder)
+    return before, after, sent, saved, state.stats().bytes_sent
+
+
+def test_only_gradients_are_counted(ranks, tmp_path):
+    for before, after, sent, saved, loaded in ranks.run(2, counted, tmp_path):
+        assert before == after == (12, 1)
+        assert sent == saved == loaded > 0

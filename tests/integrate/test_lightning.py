@@ -69,6 +69,29 @@ def test_a_second_fit_goes_on(ranks, tmp_path):
     assert (tmp_path / "after.ckpt.gradwire" / "gradwire.json").is_file()
 
 
+def decides(rank, folder):
+    """Eight steps are enough to choose; a second fit goes on with the choice."""
+    from gradwire.integrate.lightning import GradwireStrategy
+
+    with trainers.launched(rank):
+        strategy = GradwireStrategy(method="auto", min_density=0.05)
+        trainer, model, data = trainer_and_model(folder, 1, strategy, save_top_k=0)
+        trainer.fit(model, data)
+        first = strategy.wire
+        trainer.fit_loop.max_epochs = 2
+        trainer.fit(model, data)
+        return [(w.config.asdict(), w.reason, w.auto is None) for w in (first, strategy.wire)]
+
+
+def test_the_method_may_be_chosen(ranks, tmp_path):
+    results = ranks.run(2, decides, str(tmp_path))
+    assert results[0] == results[1]
+    first, second = results[0]
+    assert first == second
+    assert first[1].startswith("measured: ")
+    assert first[2]
+
+
 def saves(rank, folder):
     """Three epochs, the last checkpoint kept and linked to; weights alone; dense."""
     from lightning.pytorch.strategies import DDPStrategy
@@ -137,6 +160,7 @@ def refuses(rank):
         trainers.refusal(lightning._folder, "s3://bucket/last.ckpt"),
         trainers.refusal(make, "topk"),
         trainers.refusal(make, density=2),
+        trainers.refusal(make, method="auto", min_density=2),
         trainers.refusal(make, find_unused_parameters=True),
         trainers.refusal(make, ddp="find_unused_parameters"),
         trainers.refusal(make, ddp={"ddp_comm_hook": print}),
@@ -145,13 +169,14 @@ def refuses(rank):
 
 def test_wrong_folders_and_arguments_are_refused(ranks):
     (texts,) = ranks.run(1, refuses)
-    late, remote, config, density, place, ddp, hook = texts
+    late, remote, config, density, bound, place, ddp, hook = texts
     assert late.startswith("StateError")
     assert "x.ckpt is of step 24 and" in late
     assert "x.ckpt.gradwire of step 32" in late
     assert "needs a local or mounted folder" in remote
     assert config == "ConfigError: config must be a gradwire.Config, got str"
     assert density.startswith("ConfigError: density must be in")
+    assert bound.startswith("ConfigError: min_density must be in")
     assert "GradwireStrategy(..., ddp={'find_unused_parameters': True})" in place
     assert "ddp must be a dict of options of DDPStrategy, got str" in ddp
     assert "DDP takes one hook, which is gradwire's" in hook

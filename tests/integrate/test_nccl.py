@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
@@ -208,3 +209,24 @@ def test_exchanges_on_the_gpu_equal_those_on_the_cpu(exchange):
     for rank in range(3):
         assert torch.equal(clusters[0].residual(rank), clusters[1].residual(rank).cpu())
     assert clusters[0].stats().dense == {}
+
+
+def let_go(rank):
+    """The groups that are known, after each of three wires is gone."""
+    ddp, wire = wrapped()
+    optimizer = train(ddp, rank, 2)
+    counts = []
+    for _ in range(3):
+        wire.detach()
+        train(ddp, rank, 2, 2, optimizer)
+        counts.append(len(dist.distributed_c10d._world.pg_map))
+        wire = gradwire.attach(ddp, density=0.001, dense_below=0)
+        train(ddp, rank, 2, 4, optimizer)
+    wire.close()
+    return counts, models.flat(ddp).cpu().numpy().tobytes()
+
+
+def test_detach_ends_its_communicator(nccl):
+    (counts, first), (_, second) = nccl.run(2, let_go)
+    assert counts == [1, 1, 1]
+    assert first == second

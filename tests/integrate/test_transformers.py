@@ -93,6 +93,25 @@ def test_the_scaler_is_passed_on(ranks, tmp_path):
     assert all(ranks.run(2, scales, str(tmp_path)))
 
 
+def decides(rank, folder):
+    from gradwire.integrate.transformers import attach
+
+    with trainers.launched(rank):
+        trainer = trainer_of(folder, 9, save_strategy="no")
+        callback = attach(trainer, method="auto", min_density=0.05)
+        trainer.train()
+        wire = callback.wire
+        wire.close()
+        return wire.config.asdict(), wire.reason, wire.auto is None
+
+
+def test_the_method_may_be_chosen(ranks, tmp_path):
+    first, second = ranks.run(2, decides, str(tmp_path))
+    assert first == second
+    assert first[1].startswith("measured: ")
+    assert first[2]
+
+
 def refuses(rank, folder):
     from gradwire.integrate.transformers import attach
 

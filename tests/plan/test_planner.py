@@ -85,6 +85,19 @@ def test_shapes_from_a_file_and_a_number_of_parameters(tmp_path):
     assert max(p.bundles for p in large.predictions) <= 64
 
 
+def test_a_module_is_its_parameters():
+    module = torch.nn.Sequential(torch.nn.Linear(30, 70), torch.nn.ReLU(), torch.nn.Linear(70, 5))
+    module[2].bias.requires_grad_(False)
+    more = {"workers": 4, "link": "1gbit", **TOPK}
+    found = gradwire.plan(module, step_seconds=0.1, **more)
+    assert found.load.shapes == ((5, 70), (70,), (70, 30)), "the last layer's first"
+    assert found.asdict()["asked"]["model"] == "Sequential"
+    with pytest.raises(ConfigError, match="Sequential: the time of a step is not known"):
+        gradwire.plan(module, **more)
+    with pytest.raises(ConfigError, match="Sequential: no parameters"):
+        gradwire.plan(torch.nn.Sequential(), step_seconds=0.1, **more)
+
+
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
@@ -96,8 +109,8 @@ def test_shapes_from_a_file_and_a_number_of_parameters(tmp_path):
         ({"workers": 0}, "workers must be a whole number of at least 1, got 0"),
         ({"nodes": 3}, "16 workers cannot be spread over 3 nodes; use 2 or 4"),
         ({"model": "nowhere.pt"}, "nowhere.pt is not there"),
-        ({"model": ""}, "give a model (a name, or a .pt of shapes) or params"),
-        ({"params": 5}, "give a model (a name, or a .pt of shapes) or params"),
+        ({"model": ""}, "give a model (a name, an nn.Module or a .pt of shapes) or params"),
+        ({"params": 5}, "give a model (a name, an nn.Module or a .pt of shapes) or params"),
         ({"model": "", "params": 5}, "the time of a step is not known from shapes"),
         ({"model": "", "params": 0, "step_seconds": 1.0}, "params must be a whole number of at"),
         ({"step_seconds": -1.0}, "step_seconds must be 0 or more, got -1.0"),

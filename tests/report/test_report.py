@@ -1,3 +1,4 @@
+import json
 import re
 import sys
 from html.parser import HTMLParser
@@ -40,6 +41,10 @@ def test_the_headline_before_the_first_evaluation(tmp_path):
     folder = write_run(tmp_path, done=0)
     assert "has trained for 5 steps; no epoch has ended" in headline(read_runs(folder))
     assert write_report(folder).is_file()
+    # Metrics have a line every few steps only.
+    for steps, shown in ((9, 9), (3, 5), ("9", 5)):
+        (folder / RESULT).write_text(json.dumps({"steps": steps}))
+        assert f"has trained for {shown} steps;" in headline(read_runs(folder))
 
 
 class Page(HTMLParser):

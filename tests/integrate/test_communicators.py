@@ -1,0 +1,119 @@
+"""attach makes process groups of its own; after detach they do not add up."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+from tests.integrate import models, sharded_models
+
+ROUNDS = 4
+
+
+def known():
+    """How many groups torch.distributed knows."""
+    return len(dist.distributed_c10d._world.pg_map)
+
+
+def rounds(attach, train):
+    """The groups before, and after each round of attach, a step, detach, and until it is gone."""
+    counts = [known()]
+    for turn in range(ROUNDS):
+        wire = attach()
+        train(4 * turn, 2)
+        sent = wire.stats().bytes_sent
+        wire.detach()
+        train(4 * turn + 2, 2)
+        assert wire.steps == 3, "still attached"
+        assert sent > 0
+        counts.append(known())
+    return counts, wire
+
+
+def on_ddp(rank, folder, parts, fields):
+    """`parts`: the ranks of each process group of a DDP model."""
+    group = dist.group.WORLD
+    if parts:
+        group = [dist.new_group(part) for part in parts][[rank in p for p in parts].index(True)]
+    ddp = DistributedDataParallel(models.model(), process_group=group)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    counts, wire = rounds(
+        lambda: gradwire.attach(ddp, density=0.01, dense_below=0, **fields),
+        lambda start, steps: models.train(ddp, rank, steps, start, optimizer=optimizer),
+    )
+    # Trainers save the wire they know, whatever has become of it.
+    place = folder / str(dist.get_process_group_ranks(group)[0])
+    gradwire.save(wire, place)
+    gradwire.load(wire, place)
+    return counts, models.flat(ddp).numpy().tobytes()
+
+
+def test_ddp_leaves_no_group_behind(ranks, tmp_path):
+    for local in ({}, {"exchange": "hierarchical", "local": 2}):
+        results = ranks.run(2, on_ddp, tmp_path, [], local)
+        assert len({weights for _, weights in results}) == 1
+        for counts, _ in results:
+            # A group of one rank, which the second needs, is a part: it is used again.
+            assert counts[1:] == [counts[0] + bool(local)] * ROUNDS
+
+
+@pytest.mark.parametrize("fields", [{}, {"exchange": "hierarchical", "local": 1}])
+def test_ddp_on_a_part_of_the_ranks_uses_its_group_again(ranks, tmp_path, fields):
+    results = ranks.run(4, on_ddp, tmp_path, [[0, 1], [2, 3]], fields)
+    for pair in (results[:2], results[2:]):
+        assert len({weights for _, weights in pair}) == 1
+    for counts, _ in results:
+        assert len(set(counts[1:])) == 1
+
+
+def on_shards(rank):
+    axes = sharded_models.mesh()
+    net = sharded_models.sharded(sharded_models.model(), axes["shard"])
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    group = axes["replicate"].get_group()
+    counts, _ = rounds(
+        lambda: gradwire.attach(net, replicate_group=group, density=0.02, dense_below=0),
+        lambda start, steps: sharded_models.train(net, steps, start, optimizer),
+    )
+    return counts, sharded_models.flat(net)
+
+
+def test_sharded_models_use_their_groups_again(ranks):
+    results = ranks.run(4, on_shards)
+    for counts, _ in results:
+        assert counts[1:] == [counts[0] + 2] * ROUNDS
+    for replicas in sharded_models.same_shard(results):
+        assert torch.equal(replicas[0][1], replicas[1][1])
+
+
+def two_at_once(rank):
+    """Two wires on the same ranks have two groups, and a third takes the one that is free."""
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    built = [
+        DistributedDataParallel(models.model(seed), process_group=pairs[rank // 2])
+        for seed in range(2)
+    ]
+    first, second = (gradwire.attach(ddp, density=0.05, dense_below=0) for ddp in built)
+    apart = first.group.process_group is not second.group.process_group
+    mine = first.group.process_group
+    first.detach()
+    for ddp in built:
+        models.train(ddp, rank, 3)
+    again = gradwire.attach(built[0], density=0.05, dense_below=0)
+    reused = again.group.process_group is mine
+    other = gradwire.attach(
+        DistributedDataParallel(models.model(), process_group=pairs[rank // 2]), timeout=60
+    )
+    for ddp in built:
+        models.train(ddp, rank, 2)
+    for wire in (again, second, other):
+        wire.close()
+    return apart, reused, [models.flat(ddp).numpy().tobytes() for ddp in built]
+
+
+def test_a_group_that_is_in_use_is_not_taken(ranks):
+    results = ranks.run(4, two_at_once)
+    assert [r[:2] for r in results] == [(True, True)] * 4
+    for pair in (results[:2], results[2:]):
+        assert pair[0][2] == pair[1][2]
