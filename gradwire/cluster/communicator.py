@@ -28,7 +28,7 @@ def take(ranks: Sequence[int], timeout: timedelta | None, options: Any = None) -
     group = dist.new_group(
         list(ranks),
         timeout=timeout,
-        use_local_synchronization=not _is_everyone(ranks),
+        use_local_synchronization=len(ranks) < dist.get_world_size(),
         pg_options=options,
     )
     _kinds[group] = kind
@@ -36,16 +36,9 @@ def take(ranks: Sequence[int], timeout: timedelta | None, options: Any = None) -
 
 
 def give_back(group: dist.ProcessGroup) -> None:
-    """End a communicator that no rank uses any more. All its ranks call this in the same order.
+    """No rank uses it any more: the next `take` may. All its ranks call this in the same order.
 
-    One over a part of the ranks waits for `take` instead: torch would give the next one the same
-    name, under which the store still has the addresses of this one, and ranks would not meet.
+    Not destroyed, because torch names a group by how many there are: the next one over the same
+    ranks would get the same name, under which the store still has the addresses of this one.
     """
-    if _is_everyone(_kinds[group][0]):
-        dist.destroy_process_group(group)
-    else:
-        _idle.setdefault(dist.group.WORLD, []).append(group)
-
-
-def _is_everyone(ranks: Sequence[int]) -> bool:
-    return len(ranks) == dist.get_world_size()
+    _idle.setdefault(dist.group.WORLD, []).append(group)

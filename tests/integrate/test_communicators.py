@@ -49,13 +49,13 @@ def on_ddp(rank, folder, parts, fields):
     return counts, models.flat(ddp).numpy().tobytes()
 
 
-def test_ddp_leaves_no_group_behind(ranks, tmp_path):
-    for local in ({}, {"exchange": "hierarchical", "local": 2}):
-        results = ranks.run(2, on_ddp, tmp_path, [], local)
-        assert len({weights for _, weights in results}) == 1
-        for counts, _ in results:
-            # A group of one rank, which the second needs, is a part: it is used again.
-            assert counts[1:] == [counts[0] + bool(local)] * ROUNDS
+@pytest.mark.parametrize("fields", [{}, {"exchange": "hierarchical", "local": 2}])
+def test_ddp_uses_its_groups_again(ranks, tmp_path, fields):
+    results = ranks.run(2, on_ddp, tmp_path, [], fields)
+    assert len({weights for _, weights in results}) == 1
+    for counts, _ in results:
+        # Its own, and two of a hierarchy.
+        assert counts[1:] == [counts[0] + (3 if fields else 1)] * ROUNDS
 
 
 @pytest.mark.parametrize("fields", [{}, {"exchange": "hierarchical", "local": 1}])
