@@ -29,8 +29,6 @@ class Choice:
     exchange: str
     reason: str = ""
     group: int = 0
-    ahead: int = 0
-    """Entries that the method will select at once: k, or 0 where it does something else."""
 
 
 def choose(bundle: Bundle, config: Config, step: int, ranks: int, flush: bool) -> Choice:
@@ -49,11 +47,11 @@ def _choose(bundle: Bundle, config: Config, density: float, ranks: int, flush: b
     if reason:
         rounds = config.exchange == "dense-bf16" and reason != "flush"
         return Choice(bundle.size, "dense-bf16" if rounds else "dense", reason)
-    if EXCHANGES[config.exchange].chooses:
-        return Choice(k, config.exchange)
-    method, device = METHODS[config.method], bundle.buffer.device
-    group = method.group_of(k, bundle.size, device, config.method_options)
-    return Choice(k, config.exchange, group=group, ahead=k if method.selects else 0)
+    looks = EXCHANGES[config.exchange].chooses
+    wanted = METHODS[config.method].group_of
+    device, options = bundle.buffer.device, config.method_options
+    group = 0 if looks else wanted(k, bundle.size, device, options)
+    return Choice(k, config.exchange, group=group)
 
 
 def prepare(bundles: Sequence[Bundle], config: Config, group: Group) -> None:

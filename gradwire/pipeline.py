@@ -43,7 +43,7 @@ def average(
     exchange = EXCHANGES[choice.exchange]
     with stage("accumulate"):
         unscale = None if scale is None else scale.reciprocal()
-        scan = bundle.accumulate(pieces, choice.group, skipped, unscale, unused, choice.ahead)
+        scan = bundle.accumulate(pieces, choice.group, skipped, unscale, unused)
         into = []
         if exchange.fills:
             as_it_is = bundle.dtype == torch.float32 and scale is None and not bundle.masks

@@ -82,14 +82,12 @@ class Bundle:
         skipped: Tensor,
         unscale: Tensor | None = None,
         unused: Sequence[Slot] = (),
-        ahead: int = 0,
     ) -> Scan:
         """u = gradient + residual, in place; first settles the last step unless it was skipped.
 
         With momentum correction the residual takes in the momentum instead of the gradient.
         The residual of `unused` parameters is put aside until the step is settled: DDP throws away
-        what is delivered to them. ahead: how many of the largest entries are selected next, if
-        that is known.
+        what is delivered to them.
         """
         cleared = group > 0 and self._clears(unused)
         if cleared:
@@ -104,11 +102,8 @@ class Bundle:
         if self.correction.clip and pieces:
             unscale, clipped = clip_factor(pieces, self.correction.clip, self.memory.ranks, unscale)
             self.clipped += clipped
-        sent = (self._edge, skipped) if cleared else (None, None)
-        head = None
-        if ahead and maxima is not None and self._edge is not None and self.velocity is None:
-            head = self._edge.give_head(self.u, ahead, group, maxima)
-        finite = self._scan(pieces, maxima, group or ALIGN, unscale, *sent, head)
+        sent = (self._edge, skipped) if cleared else ()
+        finite = self._scan(pieces, maxima, group or ALIGN, unscale, *sent)
         if self._early is not None:
             finite, self._early = finite & self._early, None
         return Scan(finite, maxima, group, self._edge)
@@ -137,10 +132,10 @@ class Bundle:
         maxima: Tensor | None,
         group: int,
         unscale: Tensor | None,
-        *others: Any,
+        *sent: Any,
     ) -> Tensor:
         if self.velocity is None:
-            return kernels.scan(self.u, pieces, maxima, group, unscale, *others)
+            return kernels.scan(self.u, pieces, maxima, group, unscale, *sent)
         velocity, rule = self.velocity[: self.size], self.correction
         return kernels.momentum(
             self.u, velocity, pieces, maxima, group, rule.momentum, unscale, rule.nesterov

@@ -162,15 +162,15 @@ class Step:
         return self._bundle.delivered
 
     def __call__(self) -> None:
-        bundle, choice = self._bundle, self._choice
-        scan = bundle.accumulate(self._pieces, choice.group, self._never, ahead=choice.ahead)
-        if choice.reason:
+        bundle = self._bundle
+        scan = bundle.accumulate(self._pieces, self._choice.group, self._never)
+        if self._choice.reason:
             bundle.delivered = Delivered(scan.finite)
             return
-        sparse = self._run(bundle.u, choice.k, bundle.memory, scan, **self._options)
+        sparse = self._run(bundle.u, self._choice.k, bundle.memory, scan, **self._options)
         bundle.delivered = Delivered(scan.finite, sparse.indices, sparse.values)
         if self._learns is not None:
-            self._learns(bundle.memory, sparse, choice.k)
+            self._learns(bundle.memory, sparse, self._choice.k)
 
     def achieved(self) -> int:
         """Entries the last call chose."""

@@ -55,8 +55,6 @@ class Method:
     """Whether what it does not choose is kept for the next step."""
     group: Callable[[int, int, torch.device, Mapping[str, Any]], int] = _for_topk
     """(k, size, device, all options) -> entries a group whose maxima the scan leaves; 0: none."""
-    selects: bool = False
-    """Whether all it does is to select k entries of u, which the scan may prepare."""
     check: Callable[[Mapping[str, Any]], None] = lambda options: None
     """Raises for values of its options that cannot work."""
 
@@ -90,7 +88,7 @@ def _times_k(k: int, size: int, options: Mapping[str, Any]) -> int:
 METHODS: dict[str, Method] = {
     m.name: m
     for m in (
-        Method(topk, selects=True),
+        Method(topk),
         Method(gaussiank, capacity=gaussiank_room, check=check_gaussiank),
         Method(dgc, check=check_dgc),
         Method(trimmed),

@@ -61,7 +61,7 @@ def _decode(
     tile = tl.program_id(0)
     place = tl.zeros([], tl.int64)
     if PIECES:
-        tile, out, place, length, _ = locate(rows, tile, tl.float32, ALIGNED, PIECES)
+        tile, out, place, length, _ = locate(rows, tl.float32, ALIGNED, PIECES)
     first = tile.to(tl.int64) * SPAN
     usable = _all_usable(gathered, own, stride, ranks, RANKS)
     if tl.program_id(0) == 0:

@@ -1,12 +1,7 @@
 """Where the winners of a selection ended: what lets the next scan clear them on its way."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from gradwire.kernels.candidates_triton import Head
 
 
 class Edge:
@@ -21,7 +16,6 @@ class Edge:
     def __init__(self, device: torch.device) -> None:
         self.words = torch.zeros(3, dtype=torch.int32, device=device)
         self._chosen: tuple[Tensor, Tensor] | None = None
-        self._head: Head | None = None
 
     def chose(self, indices: Tensor, values: Tensor) -> None:
         """The words belong to these winners now."""
@@ -31,15 +25,3 @@ class Edge:
         """Whether just these were chosen last, with these values."""
         mine = self._chosen
         return mine is not None and indices is mine[0] and values is mine[1]
-
-    def give_head(self, u: Tensor, k: int, group: int, maxima: Tensor) -> "Head | None":
-        """What can be pruned while u is scanned, for a selection of k; None where nothing."""
-        from gradwire.kernels.candidates_triton import head_of
-
-        self._head = head_of(u, k, group, maxima, self.words)
-        return self._head
-
-    def take_head(self, u: Tensor, k: int) -> "Head | None":
-        """What the last scan has pruned, if it is for this selection."""
-        head, self._head = self._head, None
-        return head if head is not None and head.serves(u, k) else None

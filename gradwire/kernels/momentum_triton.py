@@ -61,7 +61,7 @@ def _momentum(
     tile = tl.program_id(0)
     place = tl.zeros([], tl.int64)
     if PIECES:
-        tile, gradient, place, length, span = locate(rows, tile, DTYPE, ALIGNED, PIECES)
+        tile, gradient, place, length, span = locate(rows, DTYPE, ALIGNED, PIECES)
     start = tile.to(tl.int64) * TILE
     if start + TILE <= tl.minimum(length, span):
         _tile(

@@ -5,7 +5,6 @@ are one piece; what is left goes into a table on the device, made once, so that 
 is one launch.
 """
 
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -45,13 +44,6 @@ class Table:
     tiles: int
     length: int
     span: int
-    begins: tuple[tuple[int, int], ...] = ((0, 0),)
-    """(place, first tile) of every run, ascending."""
-
-    def before(self, entries: int, tile: int) -> int:
-        """How many tiles hold all that comes before an entry."""
-        place, first = self.begins[bisect_left(self.begins, (entries,)) - 1]
-        return min(first - (place - entries) // tile, self.tiles)
 
     @classmethod
     def whole(cls, gradient: Tensor | None, span: int, tile: int) -> "Table":
@@ -137,7 +129,6 @@ def _cached(
         todo = runs([piece for piece in pieces if piece[1].dtype == dtype])
         if everything:
             todo += [(start, 0, 0, end - start) for start, end in gaps(size, pieces)]
-            todo.sort()
         _tables[key] = _build(size, todo, dtype, tile, device)
     return _tables[key]
 
@@ -150,11 +141,10 @@ def _build(
         span = min(span, size - place)
         columns.append((first, address, place, length, span))
         first += -(-span // tile)
-    begins = tuple((place, first) for first, _, place, _, _ in columns)
     width = 1 << max(0, len(columns) - 1).bit_length()
     columns += [(NEVER, 0, 0, 0, 0)] * (width - len(columns))
     rows = torch.tensor(columns, dtype=torch.int64).t().contiguous()
     if device.type == "cuda":
         rows = rows.pin_memory().to(device, non_blocking=True)
     aligned = all(address % 16 == 0 for _, address, _, _ in todo)
-    return Table(None, rows, dtype, aligned, width, first, 0, 0, begins)
+    return Table(None, rows, dtype, aligned, width, first, 0, 0)

@@ -52,11 +52,6 @@ class Plan:
     words: int
 
     @functools.cached_property
-    def parts(self) -> int:
-        """Of phase 0."""
-        return self.items * self.lists
-
-    @functools.cached_property
     def looks(self) -> int:
         """A power of two that holds the items."""
         return 1 << (self.items - 1).bit_length()
@@ -83,7 +78,10 @@ def plan(size: int, k: int, group: int, processors: int) -> Plan:
     parts = items * lists
     warps, sample = (PRUNE_WARPS, 8192) if begin else (WARPS, 4096)
     rows = 4 if begin and group == 1 else 2 * warps
-    rank = sure_rank(k, n, sample)
+    rank = k
+    if n > sample:
+        expected = k * sample / n
+        rank = math.ceil(expected + 4 * math.sqrt(expected) + 4)
     # Above a quarter, or with less than a group for an entry, no bound helps.
     hopeless = rank >= min(n, sample) or 4 * k > size
     if hopeless:
@@ -115,14 +113,6 @@ def plan(size: int, k: int, group: int, processors: int) -> Plan:
         warps=2 * WARPS if k > MANY else WARPS,
         words=2 * parts + 2 * (parts * room + spill) + (n if group > 1 else 0),
     )
-
-
-def sure_rank(k: int, n: int, sample: int) -> int:
-    """How many of a sample must reach a bound that k of n values are to reach, nearly always."""
-    if n <= sample:
-        return k
-    expected = k * sample / n
-    return math.ceil(expected + 4 * math.sqrt(expected) + 4)
 
 
 @functools.cache

@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,9 +11,6 @@ from gradwire.kernels.edge import Edge
 from gradwire.kernels.pieces import Piece
 from gradwire.kernels.scan_cpu import scan_cpu
 from gradwire.kernels.scan_torch import scan_torch
-
-if TYPE_CHECKING:
-    from gradwire.kernels.candidates_triton import Head
 
 __all__ = ["Piece", "scan"]
 
@@ -27,7 +23,6 @@ def scan(
     unscale: Tensor | None = None,
     edge: Edge | None = None,
     skipped: Tensor | None = None,
-    head: "Head | None" = None,
 ) -> Tensor:
     """Whether every entry was finite (0-d bool); `residual` becomes u, `maxima` is filled.
 
@@ -37,13 +32,13 @@ def scan(
     scale). An entry whose sum is not finite keeps its old residual, so a bad gradient never gets
     in. A bf16 residual forgets what rounding u takes away.
     edge, skipped (CUDA): the residual still holds what the last selection chose; unless `skipped`
-    (0-d bool), that is cleared first. head (CUDA): begins as soon as its part is scanned.
+    (0-d bool), that is cleared first.
     Moves 12 bytes an entry for fp32 gradients.
     """
     version = _version(residual.device, residual.dtype)
-    if edge is None and head is None:
+    if edge is None:
         return version(residual, pieces, maxima, group, unscale)
-    return version(residual, pieces, maxima, group, unscale, edge, skipped, head)
+    return version(residual, pieces, maxima, group, unscale, edge, skipped)
 
 
 @functools.cache

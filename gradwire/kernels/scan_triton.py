@@ -5,7 +5,6 @@ unaligned sizes cost nothing.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -16,9 +15,6 @@ from gradwire.kernels.edge import Edge
 from gradwire.kernels.launch_triton import Launcher
 from gradwire.kernels.pieces import Piece, Table, table
 from gradwire.kernels.workspace_triton import flag
-
-if TYPE_CHECKING:
-    from gradwire.kernels.candidates_triton import Head
 
 TILE = 1024
 WARPS = 4
@@ -44,8 +40,9 @@ def rounded(x, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def locate(rows, program, DTYPE: tl.constexpr, ALIGNED: tl.constexpr, PIECES: tl.constexpr):
-    """A program's tile of its piece, the piece's gradient and place, and its two lengths."""
+def locate(rows, DTYPE: tl.constexpr, ALIGNED: tl.constexpr, PIECES: tl.constexpr):
+    """This program's tile of its piece, the piece's gradient and place, and its two lengths."""
+    program = tl.program_id(0)
     piece = tl.sum((tl.load(rows + tl.arange(0, PIECES)) <= program).to(tl.int32)) - 1
     tile = (program - tl.load(rows + piece)).to(tl.int32)
     gradient = tl.load(rows + PIECES + piece).to(tl.pointer_type(DTYPE))
@@ -114,16 +111,16 @@ def _tile(
     largest(magnitude(u), maxima, (place + start) // GROUP, left, finite, bad, GROUP, ROWS)
 
 
-@triton.jit(do_not_specialize=["length", "span", "before"])
+@triton.jit(do_not_specialize=["length", "span"])
 def _scan(
-    residual, gradient, maxima, unscale, finite, rows, words, skipped, length, span, before,
+    residual, gradient, maxima, unscale, finite, rows, words, skipped, length, span,
     DTYPE: tl.constexpr, ALIGNED: tl.constexpr, PIECES: tl.constexpr, GROUP: tl.constexpr,
     TILE: tl.constexpr,
 ):  # fmt: skip
-    tile = tl.program_id(0) + before
+    tile = tl.program_id(0)
     place = tl.zeros([], tl.int64)
     if PIECES:
-        tile, gradient, place, length, span = locate(rows, tile, DTYPE, ALIGNED, PIECES)
+        tile, gradient, place, length, span = locate(rows, DTYPE, ALIGNED, PIECES)
     start = tile.to(tl.int64) * TILE
     edge = None
     last = None
@@ -154,19 +151,11 @@ def scan_triton(
     unscale: Tensor | None = None,
     edge: Edge | None = None,
     skipped: Tensor | None = None,
-    head: "Head | None" = None,
 ) -> Tensor:
-    """See `scan`. One launch, two with a head; moves 12 bytes an entry for fp32 gradients, 4 /
-    group for maxima."""
+    """See `scan`. One launch; moves 12 bytes an entry for fp32 gradients, 4 / group for maxima."""
     finite = flag(residual.device)
-    parts = table(residual.numel(), residual.device, pieces, maxima is not None, TILE)
-    for part in parts:
-        first, last = 0, part.tiles
-        if head is not None and len(parts) == 1:
-            first = part.before(head.entries, TILE)
-            scan_part(residual, part, maxima, group, unscale, finite, edge, skipped, 0, first)
-            head.begin()
-        scan_part(residual, part, maxima, group, unscale, finite, edge, skipped, first, last)
+    for part in table(residual.numel(), residual.device, pieces, maxima is not None, TILE):
+        scan_part(residual, part, maxima, group, unscale, finite, edge, skipped)
     return finite
 
 
@@ -179,10 +168,8 @@ def scan_part(
     finite: Tensor | None,
     edge: Edge | None = None,
     skipped: Tensor | None = None,
-    first: int = 0,
-    last: int = 0,
 ) -> None:
-    """One pass over the tiles of `part`, all of them or from `first` to before `last`."""
+    """One pass over the tiles of `part`."""
     given = part.gradient
     words = None if edge is None else edge.words
     key = (
@@ -192,9 +179,8 @@ def scan_part(
         edge is None,
     )  # fmt: skip
     _launch(
-        (last or part.tiles) - first, key, residual, residual, given, maxima, unscale, finite,
-        part.rows, words, skipped, part.length, part.span, first, DTYPES[part.dtype], part.aligned,
-        part.pieces, group, TILE,
+        part.tiles, key, residual, residual, given, maxima, unscale, finite, part.rows, words,
+        skipped, part.length, part.span, DTYPES[part.dtype], part.aligned, part.pieces, group, TILE,
     )  # fmt: skip
 
 

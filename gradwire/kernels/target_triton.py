@@ -19,7 +19,7 @@ TILE = 8192
 def _zero(out, rows, length, ALIGNED: tl.constexpr, PIECES: tl.constexpr, TILE: tl.constexpr):
     tile = tl.program_id(0)
     if PIECES:
-        tile, out, _, length, _ = locate(rows, tile, tl.float32, ALIGNED, PIECES)
+        tile, out, _, length, _ = locate(rows, tl.float32, ALIGNED, PIECES)
     start = tile.to(tl.int64) * TILE
     i = tl.arange(0, TILE)
     nothing = tl.zeros([TILE], tl.float32)

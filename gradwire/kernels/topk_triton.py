@@ -14,11 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.kernels.candidates_triton import candidates, key_of
 from gradwire.kernels.edge import Edge
 from gradwire.kernels.exact_triton import count_digits, narrow
 from gradwire.kernels.launch_triton import Launcher
-from gradwire.kernels.plan_triton import WARPS, plan, processors
+from gradwire.kernels.plan_triton import PRUNE_WARPS, WARPS, plan, processors
 from gradwire.kernels.prune_triton import aim_at, prune
 from gradwire.kernels.scan_triton import group_maxima
 from gradwire.kernels.topk import group_size
@@ -53,6 +52,38 @@ from gradwire.kernels.workspace_triton import workspace
 
 PHASES = tl.constexpr(10)
 SCAN = tl.constexpr(4096)
+
+
+@triton.jit(do_not_specialize=["n", "rank", "crowd"])
+def _bound(work, maxima, threshold, words, n, rank, crowd, SAMPLE: tl.constexpr):
+    """Leaves the bound in the header."""
+    t, shift = aim_at(maxima, n, rank, crowd, threshold, words, SAMPLE)
+    tl.store(work + BOUND, t)
+    tl.store(work + SHIFT, shift)
+
+
+@triton.jit(do_not_specialize=["size", "n", "share", "room", "spill"])
+def _prune(
+    work, u, maxima, scratch, size, n, share, room, spill,
+    PARTS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, THREADS: tl.constexpr,
+    WHOLE: tl.constexpr, COPIES: tl.constexpr,
+):  # fmt: skip
+    """The candidates of one part: for large vectors, whose many parts hide each other's waits.
+
+    Clears what the launch after it counts in.
+    """
+    cap = PARTS * room + spill
+    cand = (scratch + 2 * PARTS).to(tl.pointer_type(tl.int64))
+    ids = scratch + 2 * PARTS + cap + cap
+    t = tl.load(work + BOUND)
+    shift = tl.load(work + SHIFT)
+    part = tl.program_id(0)
+    clear(work + DIGITS, CLEARED, part, PARTS, 128)
+    clear(work + FINE, 1 << shift, part, PARTS, 128)
+    prune(
+        work, u, maxima, ids, cand, scratch, size, n, t, shift, share, room, spill,
+        part, PARTS, GROUP, ROWS, THREADS, WHOLE, COPIES,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -140,6 +171,8 @@ def _topk(
     leave(work)
 
 
+_launch_bound = Launcher(_bound, num_warps=8)
+_launch_prune = Launcher(_prune, num_warps=PRUNE_WARPS)
 _launch_topk = {warps: Launcher(_topk, num_warps=warps) for warps in (WARPS, 2 * WARPS)}
 
 
@@ -187,12 +220,19 @@ def _select(
         maxima = group_maxima(u, group) if group else None
     ruling = u if maxima is None else maxima
     p = plan(size, k, group if maxima is not None else 1, processors(device))
+    work, room = workspace(p.words, device)
+    # Slices may begin anywhere; everything else is an allocation of its own.
+    at = 0 if threshold is None else threshold.data_ptr() % 16
+    key = (
+        p.shape, u.dtype, u.data_ptr() % 16, ruling.data_ptr() % 16, edge is None, count is None, at
+    )  # fmt: skip
     words = None if edge is None else edge.words
-    head = None if edge is None or threshold is not None else edge.take_head(u, k)
-    work, room = workspace(p.words, device) if head is None else (head.work, head.room)
-    key = key_of(p, u, ruling, words, threshold, count)
     if p.begin:
-        candidates(p, key, work, room, u, ruling, threshold, words, head)
+        _launch_bound(1, key, u, work, ruling, threshold, words, p.n, p.rank, p.crowd, p.sample)
+        _launch_prune(
+            p.items * p.lists, key, u, work, u, ruling, room, size, p.n, p.share, p.room,
+            p.spill, p.items * p.lists, p.group, p.rows, p.threads, p.whole, p.copies,
+        )  # fmt: skip
     _launch_topk[p.warps](
         p.items, key, u, work, u, ruling, room, threshold, indices, values, count,
         words, size, k, p.n, p.rank, p.crowd, p.share, p.room,

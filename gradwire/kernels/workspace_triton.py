@@ -1,7 +1,5 @@
 """Small tensors that belong to a stream: counters at rest, flags ready for use."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 from triton.runtime import driver
@@ -10,7 +8,6 @@ from gradwire.kernels.turns_triton import WORDS
 
 FLAGS = 256
 _kept: dict[tuple[torch.device, int], tuple[Tensor, Tensor]] = {}
-_lent: dict[tuple[torch.device, int], Callable[[], None]] = {}
 _flags: dict[tuple[torch.device, int], list[Tensor]] = {}
 
 
@@ -19,8 +16,7 @@ def capturing(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def stream(device: torch.device) -> tuple[torch.device, int]:
-    """Which stream is the current one."""
+def _stream(device: torch.device) -> tuple[torch.device, int]:
     if device.type != "cuda":
         return device, 0
     return device, driver.active.get_current_stream(device.index)
@@ -35,10 +31,7 @@ def workspace(words: int, device: torch.device) -> tuple[Tensor, Tensor]:
     if capturing(device):
         zero = torch.zeros(WORDS, dtype=torch.int32, device=device)
         return zero, torch.empty(words, dtype=torch.int32, device=device)
-    here = stream(device)
-    back = _lent.pop(here, None)
-    if back is not None:
-        back()
+    here = _stream(device)
     kept = _kept.get(here)
     if kept is None or kept[1].numel() < words:
         zero = torch.zeros(WORDS, dtype=torch.int32, device=device) if kept is None else kept[0]
@@ -46,24 +39,11 @@ def workspace(words: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return kept
 
 
-def lend(device: torch.device, back: Callable[[], None]) -> None:
-    """The workspace of the current stream is in use beyond one launch, until `returned`.
-
-    Whoever asks for it before that calls `back`, which leaves the counters at zero.
-    """
-    _lent[stream(device)] = back
-
-
-def returned(device: torch.device) -> None:
-    """A launch has put the counters back that were lent."""
-    _lent.pop(stream(device), None)
-
-
 def flag(device: torch.device) -> Tensor:
     """A 0-d bool that is True and that nobody else has; a launch is needed for one in FLAGS."""
     if capturing(device):
         return torch.ones((), dtype=torch.bool, device=device)
-    here = stream(device)
+    here = _stream(device)
     ready = _flags.get(here)
     if not ready:
         ready = _flags[here] = list(torch.ones(FLAGS, dtype=torch.bool, device=device).unbind())

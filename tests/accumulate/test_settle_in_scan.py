@@ -8,7 +8,6 @@ from gradwire.kernels.edge import Edge
 from gradwire.types import Delivered, Slot
 
 NO = torch.zeros((), dtype=torch.bool)
-NOTHING = (None, None, None)
 
 
 def prepared(monkeypatch):
@@ -30,7 +29,7 @@ def prepared(monkeypatch):
 def test_a_scan_that_looks_at_every_entry_settles(monkeypatch):
     bundle, _, told = prepared(monkeypatch)
     bundle.accumulate([(0, torch.zeros(128))], 64, NO)
-    assert told == [(bundle._edge, NO, None)]
+    assert told == [(bundle._edge, NO)]
     assert bundle.delivered is None
     assert float(bundle.u[3]) == 5
 
@@ -38,7 +37,7 @@ def test_a_scan_that_looks_at_every_entry_settles(monkeypatch):
 def test_a_scan_that_may_pass_over_some_does_not(monkeypatch):
     bundle, _, told = prepared(monkeypatch)
     bundle.accumulate([(64, torch.zeros(64))], 0, NO)
-    assert told == [NOTHING]
+    assert told == [()]
     assert float(bundle.u[3]) == 0
 
 
@@ -48,5 +47,5 @@ def test_nor_where_parameters_are_unused_or_other_values_left(monkeypatch):
     other, _, also = prepared(monkeypatch)
     other.delivered.values = other.delivered.values.clone()
     other.accumulate([(0, torch.zeros(128))], 64, NO)
-    assert told == also == [NOTHING]
+    assert told == also == [()]
     assert float(bundle.u[3]) == float(other.u[3]) == 0

@@ -28,7 +28,7 @@ DATA = {
 
 def both(*args):
     found, expected = (f(*args) for f in (level_triton, level_torch))
-    at_rest = workspace(0, DEVICE)[0][: HEADER.value]
+    at_rest = workspace(0, found.device)[0][: HEADER.value]
     assert not at_rest.any()
     assert found.shape == expected.shape == ()
     return found, expected
