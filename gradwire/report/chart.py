@@ -83,7 +83,7 @@ def png(chart: Chart) -> bytes:
 
     figure = _draw(chart, "#1d2129", "#dfe3e8")
     FigureCanvasAgg(figure)
-    figure.axes[0].set_title(unset(chart.caption), fontsize=9, color="#1d2129", loc="left")
+    figure.suptitle(unset(chart.caption), fontsize=9, color="#1d2129", x=0.01, ha="left")
     out = io.BytesIO()
     figure.savefig(out, format="png", dpi=160, facecolor="white", metadata={"Software": None})
     return out.getvalue()
@@ -102,6 +102,8 @@ def _draw(chart: Chart, ink: str, faint: str) -> "Figure":
     if chart.log_x:
         axes.set_xscale("log")
         _ticks(axes.xaxis, [x for line in chart.lines for x in line.xs], few=8)
+    elif all(float(x).is_integer() for line in chart.lines for x in line.xs):
+        axes.locator_params(axis="x", integer=True)
     if chart.log_y:
         axes.set_yscale("log")
         _ticks(axes.yaxis, chart.y_range or [y for line in chart.lines for y in line.ys])
@@ -111,7 +113,7 @@ def _draw(chart: Chart, ink: str, faint: str) -> "Figure":
     axes.set_ylabel(unset(chart.y), fontsize=9, color=ink)
     dress(axes, ink, faint)
     if len(chart.lines) > MANY:
-        figure.legend(fontsize=6.5, frameon=False, labelcolor=ink, loc="outside right upper")
+        figure.legend(fontsize=6.5, frameon=False, labelcolor=ink, loc="outside right center")
     elif any(line.label for line in chart.lines):
         axes.legend(fontsize=7.5, frameon=False, labelcolor=ink)
     return figure
