@@ -1,4 +1,4 @@
-"""Ray's example, whole and in two parts, in one Ray; metrics of both go to FOLDER/metrics.json.
+"""Ray's example in two parts, in one Ray; the last metrics go to FOLDER/metrics.json.
 
 python -m tests.integrate.ray_runs FOLDER
 """
@@ -17,9 +17,8 @@ def runs(folder):
     # As many CPUs as workers, however few there are, and the smallest store: /dev/shm may be small.
     ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=80 * 2**20)
     try:
-        unbroken = main(4, folder / "whole")
         main(2, folder / "run")
-        return unbroken, main(4, folder / "run")
+        return main(4, folder / "run")
     finally:
         ray.shutdown()
 

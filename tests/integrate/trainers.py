@@ -6,8 +6,11 @@ import importlib
 import logging
 import os
 import runpy
+import sys
+import types
 import warnings
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -57,6 +60,25 @@ def _import(rank, name):
 
 def example(name):
     return runpy.run_path(str(EXAMPLES / f"{name}.py"))
+
+
+def without_ray(rank, epochs):
+    """The last metrics of Ray's example on plain DDP: what Ray must not change."""
+    reported = []
+    names = ("ray", "ray.train", "ray.train.torch")
+    ray, train, of_torch = modules = [types.ModuleType(name) for name in names]
+    ray.train = train
+    train.Checkpoint = types.SimpleNamespace(from_directory=lambda folder: folder)
+    train.RunConfig = train.ScalingConfig = of_torch.TorchTrainer = None
+    train.get_checkpoint = lambda: None
+    train.get_context = lambda: types.SimpleNamespace(get_world_rank=lambda: rank)
+    train.report = lambda metrics, checkpoint: reported.append(metrics)
+    of_torch.get_device = lambda: torch.device("cpu")
+    of_torch.prepare_model = torch.nn.parallel.DistributedDataParallel
+    with mock.patch.dict(sys.modules, dict(zip(names, modules, strict=True))):
+        script = example("ray_train")
+    script["train"]({"epochs": epochs})
+    return reported[-1]
 
 
 def run_example(rank, name, *calls):
