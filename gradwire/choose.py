@@ -23,12 +23,16 @@ REASONS = {
 
 @dataclass(frozen=True)
 class Choice:
-    """k entries by `exchange`; with a `reason`, everything by the dense exchange."""
+    """k entries by `exchange`; with a `reason`, everything by the dense exchange.
+
+    group: entries a group whose maxima the scan leaves. rough: whether 16 bits of these are enough.
+    """
 
     k: int
     exchange: str
     reason: str = ""
     group: int = 0
+    rough: bool = False
 
 
 def choose(bundle: Bundle, config: Config, step: int, ranks: int, flush: bool) -> Choice:
@@ -48,10 +52,10 @@ def _choose(bundle: Bundle, config: Config, density: float, ranks: int, flush: b
         rounds = config.exchange == "dense-bf16" and reason != "flush"
         return Choice(bundle.size, "dense-bf16" if rounds else "dense", reason)
     looks = EXCHANGES[config.exchange].chooses
-    wanted = METHODS[config.method].group_of
+    method = METHODS[config.method]
     device, options = bundle.buffer.device, config.method_options
-    group = 0 if looks else wanted(k, bundle.size, device, options)
-    return Choice(k, config.exchange, group=group)
+    group = 0 if looks else method.group_of(k, bundle.size, device, options)
+    return Choice(k, config.exchange, group=group, rough=method.rough)
 
 
 def prepare(bundles: Sequence[Bundle], config: Config, group: Group) -> None:

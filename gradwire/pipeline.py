@@ -40,16 +40,18 @@ def average(
     Returns a flat vector in the gradient's dtype and loss scale, NaN when a rank was not finite.
     in_place: it may go into `pieces` instead, where that takes no copy; then None is returned.
     """
-    exchange = EXCHANGES[choice.exchange]
+    exchange, method = EXCHANGES[choice.exchange], METHODS[config.method]
     with stage("accumulate"):
+        if not choice.reason and not exchange.chooses:
+            method.begin(bundle.u, choice.k, bundle.memory, config.method_options)
         unscale = None if scale is None else scale.reciprocal()
-        scan = bundle.accumulate(pieces, choice.group, skipped, unscale, unused)
+        scan = bundle.accumulate(pieces, choice.group, skipped, unscale, unused, choice.rough)
         into = []
         if exchange.fills:
             as_it_is = bundle.dtype == torch.float32 and scale is None and not bundle.masks
             into = [Target(bundle.size, bundle.u.device, pieces if in_place and as_it_is else ())]
             into[0].clear()
-    sparse, method = None, METHODS[config.method]
+    sparse = None
     if not choice.reason:
         with stage("compress"):
             sparse = _compress(bundle, choice, config, scan)

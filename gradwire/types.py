@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from gradwire.kernels.beside import Beside
     from gradwire.kernels.edge import Edge
 
 ALIGN = 64
@@ -65,9 +66,9 @@ def padding(capacity: int, u: Tensor) -> Sparse:
 class Scan:
     """What one pass over u learned, for the methods that can use it.
 
-    `maxima[j]` is max |u| over entries [j * group, (j + 1) * group). `finite` is a 0-d bool tensor:
-    whether every gradient entry that came in was finite. `edge` is to be told where the winners of
-    this step end.
+    `maxima[j]` is max |u| over entries [j * group, (j + 1) * group), as int16 the 16 bits after its
+    sign. `finite` is a 0-d bool tensor: whether every gradient entry that came in was finite.
+    `edge` is to be told where the winners of this step end.
     """
 
     finite: Tensor
@@ -92,6 +93,8 @@ class Memory(dict[str, Tensor]):
         """Where each parameter begins."""
         self.fixed: dict[str, Tensor] = {}
         """What a method derives from the layout and the number of workers; not checkpointed."""
+        self.early: dict[str, Beside[Any]] = {}
+        """What a method has begun before u was there; gone when the step is over."""
         self._ends: Tensor | None = None
 
     def lay_out(self, slots: Sequence["Slot"], device: torch.device) -> None:

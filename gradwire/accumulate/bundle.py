@@ -82,12 +82,13 @@ class Bundle:
         skipped: Tensor,
         unscale: Tensor | None = None,
         unused: Sequence[Slot] = (),
+        rough: bool = False,
     ) -> Scan:
         """u = gradient + residual, in place; first settles the last step unless it was skipped.
 
         With momentum correction the residual takes in the momentum instead of the gradient.
         The residual of `unused` parameters is put aside until the step is settled: DDP throws away
-        what is delivered to them.
+        what is delivered to them. rough: 16 bits of the maxima are enough, where that pays.
         """
         cleared = group > 0 and self._clears(unused)
         if cleared:
@@ -95,15 +96,14 @@ class Bundle:
         else:
             self.settle(skipped)
         self._withhold(unused)
-        maxima = self._maxima_of(group) if group else None
+        maxima = self._maxima_of(group, rough) if group else None
         if maxima is not None and unused:
             # No piece covers these slots: their groups must not keep the maxima of an earlier step.
             maxima.zero_()
         if self.correction.clip and pieces:
             unscale, clipped = clip_factor(pieces, self.correction.clip, self.memory.ranks, unscale)
             self.clipped += clipped
-        sent = (self._edge, skipped) if cleared else ()
-        finite = self._scan(pieces, maxima, group or ALIGN, unscale, *sent)
+        finite = self._scan(pieces, maxima, group or ALIGN, unscale, skipped if cleared else None)
         if self._early is not None:
             finite, self._early = finite & self._early, None
         return Scan(finite, maxima, group, self._edge)
@@ -132,19 +132,22 @@ class Bundle:
         maxima: Tensor | None,
         group: int,
         unscale: Tensor | None,
-        *sent: Any,
+        skipped: Tensor | None,
     ) -> Tensor:
+        edge = None if maxima is None else self._edge
         if self.velocity is None:
-            return kernels.scan(self.u, pieces, maxima, group, unscale, *sent)
+            return kernels.scan(self.u, pieces, maxima, group, unscale, edge, skipped)
         velocity, rule = self.velocity[: self.size], self.correction
         return kernels.momentum(
-            self.u, velocity, pieces, maxima, group, rule.momentum, unscale, rule.nesterov
+            self.u, velocity, pieces, maxima, group, rule.momentum, unscale, rule.nesterov, edge
         )
 
-    def _maxima_of(self, group: int) -> Tensor:
+    def _maxima_of(self, group: int, rough: bool) -> Tensor:
         """Made when first needed: only then is the size of a group known."""
-        if self._maxima.numel() != self.size // group:
-            self._maxima = torch.zeros(self.size // group, device=self.buffer.device)
+        dtype = torch.int16 if rough and self._edge is not None else torch.float32
+        if self._maxima.numel() != self.size // group or self._maxima.dtype != dtype:
+            device = self.buffer.device
+            self._maxima = torch.zeros(self.size // group, dtype=dtype, device=device)
         return self._maxima
 
     def _withhold(self, unused: Sequence[Slot]) -> None:

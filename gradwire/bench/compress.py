@@ -149,7 +149,7 @@ class Step:
     ) -> None:  # fmt: skip
         self._bundle, self._never, self._options = bundle, never, options
         self._pieces = [(0, gradient)]
-        self._run, self._learns = METHODS[method].run, METHODS[method].learns
+        self._method = METHODS[method]
         config = Config(method=method, density=density, options=options, dense_below=0)
         self._choice = choose(bundle, config, 0, 4, False)
         bundle.buffer.zero_()
@@ -162,15 +162,17 @@ class Step:
         return self._bundle.delivered
 
     def __call__(self) -> None:
-        bundle = self._bundle
-        scan = bundle.accumulate(self._pieces, self._choice.group, self._never)
-        if self._choice.reason:
+        bundle, choice, method = self._bundle, self._choice, self._method
+        if not choice.reason:
+            method.begin(bundle.u, choice.k, bundle.memory, self._options)
+        scan = bundle.accumulate(self._pieces, choice.group, self._never, rough=choice.rough)
+        if choice.reason:
             bundle.delivered = Delivered(scan.finite)
             return
-        sparse = self._run(bundle.u, self._choice.k, bundle.memory, scan, **self._options)
+        sparse = method.run(bundle.u, choice.k, bundle.memory, scan, **self._options)
         bundle.delivered = Delivered(scan.finite, sparse.indices, sparse.values)
-        if self._learns is not None:
-            self._learns(bundle.memory, sparse, self._choice.k)
+        if method.learns is not None:
+            method.learns(bundle.memory, sparse, choice.k)
 
     def achieved(self) -> int:
         """Entries the last call chose."""

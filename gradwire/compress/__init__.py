@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gradwire.compress.bisect import MOST, bisect
 from gradwire.compress.chunked import check_chunked, chunked, chunked_group, chunked_room
@@ -23,7 +24,7 @@ from gradwire.compress.gaussiank import check_gaussiank, gaussiank, gaussiank_ro
 from gradwire.compress.micro import micro, micro_learns
 from gradwire.compress.mstopk import mstopk
 from gradwire.compress.partition import share
-from gradwire.compress.randk import check_randk, keeps_rest, randk
+from gradwire.compress.randk import check_randk, draw_early, keeps_rest, randk
 from gradwire.compress.sidco import sidco
 from gradwire.compress.threshold import check_threshold, threshold
 from gradwire.compress.topk import topk
@@ -55,6 +56,11 @@ class Method:
     """Whether what it does not choose is kept for the next step."""
     group: Callable[[int, int, torch.device, Mapping[str, Any]], int] = _for_topk
     """(k, size, device, all options) -> entries a group whose maxima the scan leaves; 0: none."""
+    rough: bool = False
+    """Whether it asks these maxima only which groups to look at: then 16 bits of them will do."""
+    early: Callable[[Tensor, int, Memory, Mapping[str, Any]], None] | None = None
+    """(u, k, memory, all options): begins what it can do while u, of which only the shape is known,
+    is being made."""
     check: Callable[[Mapping[str, Any]], None] = lambda options: None
     """Raises for values of its options that cannot work."""
 
@@ -76,6 +82,11 @@ class Method:
         """The capacity of its messages with these options."""
         return self.capacity(k, size, {**self.options, **options})
 
+    def begin(self, u: Tensor, k: int, memory: Memory, options: Mapping[str, Any]) -> None:
+        """What comes before the scan."""
+        if self.early is not None:
+            self.early(u, k, memory, {**self.options, **options})
+
     def group_of(self, k: int, size: int, device: torch.device, options: Mapping[str, Any]) -> int:
         """The groups whose maxima it wants from the scan, with these options."""
         return self.group(k, size, device, {**self.options, **options})
@@ -88,20 +99,21 @@ def _times_k(k: int, size: int, options: Mapping[str, Any]) -> int:
 METHODS: dict[str, Method] = {
     m.name: m
     for m in (
-        Method(topk),
-        Method(gaussiank, capacity=gaussiank_room, check=check_gaussiank),
-        Method(dgc, check=check_dgc),
+        Method(topk, rough=True),
+        Method(gaussiank, capacity=gaussiank_room, rough=True, check=check_gaussiank),
+        Method(dgc, rough=True, check=check_dgc),
         Method(trimmed),
-        Method(bisect, capacity=lambda k, size, options: room(k, size, MOST)),
+        Method(bisect, rough=True, capacity=lambda k, size, options: room(k, size, MOST)),
         Method(mstopk),
         Method(sidco, capacity=_times_k, check=check_capacity),
-        Method(threshold, capacity=_times_k, check=check_threshold),
+        Method(threshold, capacity=_times_k, rough=True, check=check_threshold),
         Method(chunked, capacity=chunked_room, group=chunked_group, check=check_chunked),
         Method(
             randk,
             common=lambda options: options.get("shared", True),
             feedback=keeps_rest,
             group=lambda k, size, device, options: 0,
+            early=draw_early,
             check=check_randk,
         ),
         Method(micro, exchange="union", share=share, learns=micro_learns),

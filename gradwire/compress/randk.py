@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.errors import ConfigError
+from gradwire.kernels.beside import Beside, pays
 from gradwire.types import Memory, Scan, Sparse
 
 _SIGNED = 1 << 63
@@ -32,14 +33,27 @@ def randk(
     Without `feedback` what is not drawn is forgotten: the one exemption from the law. `unbiased`
     sends d/k times the values, E C(u) = u, and never has feedback, which would add up the excess.
     """
+    drawn = memory.early.pop("drawn", None)
+    indices, count = drawn.result() if drawn else _draw(u, k, memory, shared, seed)
+    values = kernels.pick(u, indices)
+    if unbiased and k:
+        values = values * (memory.real(u) / k)
+    return Sparse(indices, values, count, u.numel(), common=shared)
+
+
+def draw_early(u: Tensor, k: int, memory: Memory, options: Mapping[str, Any]) -> None:
+    """Draws while u is still being made, which takes longer."""
+    if pays(u.numel(), u.device):
+        shared, seed = options["shared"], options["seed"]
+        drawn = Beside("draw", u.device, lambda: _draw(u, k, memory, shared, seed))
+        memory.early["drawn"] = drawn
+
+
+def _draw(u: Tensor, k: int, memory: Memory, shared: bool, seed: int) -> tuple[Tensor, Tensor]:
     if "draws" not in memory:
         memory["draws"] = torch.zeros((), dtype=torch.int64, device=u.device)
     stream = _mix_int(seed, memory.bundle, 0 if shared else memory.rank + 1)
-    size = memory.real(u)
-    indices, values, count = kernels.draw(u, k, size, memory["draws"], stream, *memory.places)
-    if unbiased and k:
-        values = values * (size / k)
-    return Sparse(indices, values, count, u.numel(), common=shared)
+    return kernels.draw(k, memory.real(u), u.numel(), memory["draws"], stream, *memory.places)
 
 
 def keeps_rest(options: Mapping[str, Any]) -> bool:

@@ -9,7 +9,7 @@ from gradwire.kernels.above import above
 from gradwire.kernels.adapt import adapt
 from gradwire.kernels.chunks import chunks
 from gradwire.kernels.decode import decode
-from gradwire.kernels.draw import draw
+from gradwire.kernels.draw import draw, pick
 from gradwire.kernels.fit import fit
 from gradwire.kernels.halve import halve
 from gradwire.kernels.join import join
@@ -40,6 +40,7 @@ __all__ = [
     "momentum",
     "once",
     "pack",
+    "pick",
     "query",
     "scan",
     "select",

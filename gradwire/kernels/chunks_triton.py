@@ -10,11 +10,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gradwire.kernels.bits_triton import magnitude
 from gradwire.kernels.chunks import FEW
 from gradwire.kernels.chunks_torch import chunks_torch
 from gradwire.kernels.launch_triton import Launcher
 from gradwire.kernels.order_triton import cells, order
-from gradwire.kernels.scan_triton import magnitude
 
 TILE = 512
 """Entries, or maxima, that a program of one warp holds: more winners a chunk, fewer chunks."""

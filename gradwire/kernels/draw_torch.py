@@ -9,28 +9,34 @@ ROUNDS = 6
 
 
 def draw_torch(
-    u: Tensor,
     k: int,
     size: int,
+    length: int,
     draws: Tensor,
     stream: int,
     ends: Tensor | None = None,
     shifts: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     """See `draw`. Sorts what was drawn.
 
     The grid exceeds `size` by less than one row, so few walks leave an entry outside once in 10^20
-    draws, if at all: it then counts as not drawn.
+    draws, if at all: it then counts as not drawn, and its index is `length`.
     """
     key = mix(draws + stream)
     draws.add_(1)
-    drawn = permuted(torch.arange(k, device=u.device), size, key).sort().values
+    drawn = permuted(torch.arange(k, device=draws.device), size, key).sort().values
     inside = drawn < size
     where = drawn.clamp(max=size - 1)
     if ends is not None and shifts is not None:
         where = where + shifts[torch.searchsorted(ends, where, right=True)]
-    indices = torch.where(inside, where, u.numel()).to(torch.int32)
-    return indices, torch.where(inside, u[where], 0), inside.sum(dtype=torch.int32)
+    indices = torch.where(inside, where, length).to(torch.int32)
+    return indices, inside.sum(dtype=torch.int32)
+
+
+def pick_torch(u: Tensor, indices: Tensor) -> Tensor:
+    """See `pick`."""
+    where = indices.clamp(max=u.numel() - 1)
+    return torch.where(indices < u.numel(), u[where], 0)
 
 
 def grid(size: int) -> tuple[int, int]:

@@ -82,7 +82,7 @@ def _shift(ends, shifts, x, real, slots, STEPS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["buckets", "share", "slots", "room"])
 def _rank(
-    work, cells, draws, u, ends, shifts, indices, values, buckets, share, slots, room,
+    work, cells, draws, ends, shifts, indices, buckets, share, slots, room,
     ITEMS: tl.constexpr, STEPS: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
     """The entries of `share` buckets, in order to their places."""
@@ -114,28 +114,34 @@ def _rank(
             index = x
             if STEPS:
                 index += _shift(ends, shifts, x, real, slots, STEPS)
-            place = before[:, None] + rank
-            tl.store(indices + place, index, mask=real)
-            tl.store(values + place, tl.load(u + index, mask=real, other=0), mask=real)
+            tl.store(indices + before[:, None] + rank, index, mask=real)
 
 
+@triton.jit(do_not_specialize=["k"])
+def _pick(u, indices, values, k, TILE: tl.constexpr):
+    i = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    real = i < k
+    index = tl.load(indices + i, mask=real, other=0)
+    tl.store(values + i, tl.load(u + index, mask=real, other=0), mask=real)
+
+
+_launch_pick = Launcher(_pick, num_warps=4)
 _launch_drop = Launcher(_drop, num_warps=4)
 _launch_rank = Launcher(_rank, num_warps=4)
 
 
 def draw_triton(
-    u: Tensor,
     k: int,
     size: int,
+    length: int,
     draws: Tensor,
     stream: int,
     ends: Tensor | None = None,
     shifts: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """See `draw`. Moves 50 bytes an entry drawn, mostly in the cache; walks as long as it takes."""
-    device = u.device
+) -> tuple[Tensor, Tensor]:
+    """See `draw`. Moves 42 bytes an entry drawn, mostly in the cache; walks as long as it takes."""
+    device = draws.device
     indices = torch.empty(k, dtype=torch.int32, device=device)
-    values = torch.empty(k, dtype=u.dtype, device=device)
     buckets = max(1, -(-k // MEAN))
     # A bucket of few values holds no more than those.
     room = min(ROOM, -(-size // buckets) + 1)
@@ -149,13 +155,23 @@ def draw_triton(
     # Triton has a type for numbers of 32 bits, and another for the rest.
     key = (draws.data_ptr() % 16, -(2**31) <= stream < 2**31)
     _launch_drop(
-        max(1, -(-k // TILE)), key, u, work, cells, draws, k, size, a, b, stream, factor, room, TILE
-    )
+        max(1, -(-k // TILE)), key, draws, work, cells, draws, k, size, a, b, stream, factor, room,
+        TILE,
+    )  # fmt: skip
     slots = 0 if ends is None else ends.numel()
     looks, steps = 1 << (items - 1).bit_length(), slots.bit_length()
-    aligned = [x.data_ptr() % 16 for x in (u, draws, ends, shifts) if x is not None]
+    aligned = [x.data_ptr() % 16 for x in (draws, ends, shifts) if x is not None]
     _launch_rank(
-        items, (looks, steps, u.dtype, *aligned), u, work, cells, draws, u, ends, shifts, indices,
-        values, buckets, share, slots, room, looks, steps, SIDE,
+        items, (looks, steps, *aligned), draws, work, cells, draws, ends, shifts, indices,
+        buckets, share, slots, room, looks, steps, SIDE,
     )  # fmt: skip
-    return indices, values, constant(k, device)
+    return indices, constant(k, device)
+
+
+def pick_triton(u: Tensor, indices: Tensor) -> Tensor:
+    """See `pick`. Moves 40 bytes an entry."""
+    k = indices.numel()
+    values = torch.empty(k, dtype=u.dtype, device=u.device)
+    key = (u.dtype, u.data_ptr() % 16)
+    _launch_pick(max(1, -(-k // (2 * TILE))), key, u, u, indices, values, k, 2 * TILE)
+    return values

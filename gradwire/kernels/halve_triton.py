@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gradwire.kernels.bits_triton import magnitude
 from gradwire.kernels.edge import Edge
 from gradwire.kernels.halve_torch import HALVINGS
 from gradwire.kernels.launch_triton import Launcher, aligned
-from gradwire.kernels.scan_triton import magnitude
 from gradwire.kernels.turns_triton import DONE, finish, leave, take, wait
 from gradwire.kernels.way_triton import look
 from gradwire.kernels.workspace_triton import workspace

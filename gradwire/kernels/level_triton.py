@@ -11,9 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gradwire.kernels.bits_triton import bits_of, magnitude
+from gradwire.kernels.counts_triton import LOW
 from gradwire.kernels.launch_triton import Launcher, aligned
 from gradwire.kernels.level_torch import ROUNDS, STEP, Rule, level_torch
-from gradwire.kernels.scan_triton import magnitude
 from gradwire.kernels.turns_triton import LEFT, TOTAL
 from gradwire.kernels.way_triton import look
 from gradwire.kernels.workspace_triton import workspace
@@ -36,9 +37,10 @@ def _ranked(maxima, every, n, rank, MOST: tl.constexpr):
     i = tl.arange(0, MOST)
     seen = tl.load(maxima + i.to(tl.int64) * every, mask=i < n, other=0)
     # What is not there is below everything.
-    bits = tl.where(i < n, seen.to(tl.int32, bitcast=True), -1)
+    bits = tl.where(i < n, bits_of(seen), -1)
     t = tl.where(tl.sum((bits >= 1 << 30).to(tl.int32)) >= rank, 1 << 30, 0)
-    for round in range(15):
+    # Of 16 bits the first eight rounds say all.
+    for round in range(8 if seen.dtype == tl.int16 else 15):
         one = 1 << (28 - 2 * round)
         # Three counts in one sum.
         marks = (bits >= t + one).to(tl.int64)
@@ -155,6 +157,8 @@ def level_triton(
     """See `level`. Moves 32 bytes for each sampled entry and maximum, and reads `whole` once."""
     m, n = -(-maxima.numel() // every), -(-u.numel() // step)
     if m > MOST:
+        if maxima.dtype == torch.int16:
+            maxima = ((maxima.int() & 0xFFFF) << LOW.value).view(torch.float32)
         return level_torch(rule, u, step, maxima, every, ranks, scale, whole)
     work, scratch = workspace(3, u.device)
     out = torch.empty((), dtype=torch.int32, device=u.device)
@@ -164,7 +168,8 @@ def level_triton(
     parts = -(-size // (TILE * share))
     most = 4096 if m <= 4096 else MOST
     key = (
-        rule, most, u.dtype, *aligned(u, maxima), far is not None and (far.dtype, *aligned(far))
+        rule, most, u.dtype, maxima.dtype, *aligned(u, maxima),
+        far is not None and (far.dtype, *aligned(far)),
     )  # fmt: skip
     _launch(
         len(ranks) + means + parts, key, u, out, work, scratch, u, maxima, far, float(scale),

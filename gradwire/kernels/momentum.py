@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.backend import uses_triton
+from gradwire.kernels.edge import Edge
 from gradwire.kernels.momentum_cpu import momentum_cpu
 from gradwire.kernels.momentum_torch import momentum_torch
 from gradwire.kernels.pieces import Piece
@@ -21,6 +22,7 @@ def momentum(
     factor: float,
     unscale: Tensor | None = None,
     nesterov: bool = False,
+    edge: Edge | None = None,
 ) -> Tensor:
     """As `scan`, but velocity = factor * velocity + gradient, and residual += velocity, in place.
 
@@ -28,11 +30,12 @@ def momentum(
     Momentum correction of Lin et al. (2018): what waits in the residual is the sum of velocities,
     so an entry that is sent late has the momentum it would have had. velocity: fp32, as long as
     the residual; what no piece covers stays as it is. An entry whose velocity or sum is not finite
-    keeps both as they were.
+    keeps both as they were. edge (CUDA): counts the maxima, for the selection.
     Moves 20 bytes an entry for fp32 gradients.
     """
     version = _version(residual.device)
-    return version(residual, velocity, pieces, maxima, group, factor, unscale, nesterov)
+    counts = () if edge is None else (edge,)
+    return version(residual, velocity, pieces, maxima, group, factor, unscale, nesterov, *counts)
 
 
 @functools.cache

@@ -6,9 +6,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gradwire.kernels.bits_triton import INFINITY, magnitude
+from gradwire.kernels.counts_triton import tally
+from gradwire.kernels.edge import Edge
 from gradwire.kernels.launch_triton import Launcher
 from gradwire.kernels.pieces import Piece, table
-from gradwire.kernels.scan_triton import DTYPES, INFINITY, largest, locate, magnitude, rest
+from gradwire.kernels.plan_triton import UNIT, every
+from gradwire.kernels.scan_triton import DTYPES, largest, locate, rest
 from gradwire.kernels.workspace_triton import flag
 
 TILE = 2048
@@ -52,11 +56,12 @@ def _tile(
     largest(magnitude(u), maxima, here // GROUP, left, finite, bad, GROUP, ROWS)
 
 
-@triton.jit(do_not_specialize=["factor", "length", "span"])
+@triton.jit(do_not_specialize=["factor", "every", "length", "span"])
 def _momentum(
-    residual, velocity, gradient, maxima, unscale, finite, factor, rows, length, span,
+    residual, velocity, gradient, maxima, counts, words, unscale, finite, factor, rows, every,
+    length, span,
     DTYPE: tl.constexpr, ALIGNED: tl.constexpr, PIECES: tl.constexpr, GROUP: tl.constexpr,
-    TILE: tl.constexpr, NESTEROV: tl.constexpr,
+    TILE: tl.constexpr, UNIT: tl.constexpr, NESTEROV: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     place = tl.zeros([], tl.int64)
@@ -73,6 +78,9 @@ def _momentum(
             residual, velocity, gradient, maxima, unscale, finite, factor, place, start, length,
             span, GROUP, TILE, NESTEROV, True,
         )  # fmt: skip
+    if counts is not None:
+        left = rest(span, start, TILE)
+        tally(counts, words, maxima, place + start, left, every, GROUP, TILE, UNIT)
 
 
 _launch = Launcher(_momentum, num_warps=WARPS, enable_fp_fusion=False)
@@ -87,20 +95,23 @@ def momentum_triton(
     factor: float,
     unscale: Tensor | None = None,
     nesterov: bool = False,
+    edge: Edge | None = None,
 ) -> Tensor:
     """See `momentum`. One launch; moves 20 bytes an entry for fp32 gradients."""
     finite = flag(residual.device)
+    counts = None if edge is None or maxima is None else edge.counting()
+    words = None if counts is None or edge is None else edge.words
     for part in table(residual.numel(), residual.device, pieces, maxima is not None, TILE):
         given = part.gradient
         key = (
             group, part.pieces, part.dtype, part.aligned, unscale is None, nesterov,
             residual.data_ptr() % 16, velocity.data_ptr() % 16,
             None if given is None else given.data_ptr() % 16,
-            None if maxima is None else maxima.data_ptr() % 16,
+            None if maxima is None else (maxima.dtype, maxima.data_ptr() % 16), counts is None,
         )  # fmt: skip
         _launch(
-            part.tiles, key, residual, residual, velocity, given, maxima, unscale, finite, factor,
-            part.rows, part.length, part.span, DTYPES[part.dtype], part.aligned, part.pieces,
-            group, TILE, nesterov,
+            part.tiles, key, residual, residual, velocity, given, maxima, counts, words, unscale,
+            finite, factor, part.rows, every(residual.numel()), part.length, part.span,
+            DTYPES[part.dtype], part.aligned, part.pieces, group, TILE, UNIT, nesterov,
         )  # fmt: skip
     return finite

@@ -5,9 +5,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gradwire.kernels.bits_triton import magnitude
 from gradwire.kernels.launch_triton import Launcher, aligned
 from gradwire.kernels.level_triton import TILE, average
-from gradwire.kernels.scan_triton import magnitude
 
 
 @triton.jit(do_not_specialize=["step", "n"])

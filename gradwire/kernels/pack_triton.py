@@ -13,6 +13,7 @@ from gradwire.encode.indices import INDICES, index_bytes, low_bits, word_parts
 from gradwire.encode.message import Encoding
 from gradwire.encode.noise import Noise
 from gradwire.encode.values import FLOATS, LARGEST, LEVELS, VALUES
+from gradwire.kernels.bits_triton import rounded
 from gradwire.kernels.codes_triton import (
     BITMAP,
     BLOCK,
@@ -28,7 +29,6 @@ from gradwire.kernels.codes_triton import (
     random_halves,
 )
 from gradwire.kernels.launch_triton import Launcher, aligned
-from gradwire.kernels.scan_triton import rounded
 from gradwire.types import Sparse
 
 TILE = 1024

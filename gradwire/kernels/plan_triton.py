@@ -11,6 +11,9 @@ from gradwire.kernels.turns_triton import COPIES, MAX_ITEMS
 WARPS = 8
 PRUNE_WARPS = 4
 LISTS = 8
+UNIT = 2048
+"""Entries whose group maxima the scan counts, or does not count, together."""
+_CROWDS = {1: 2, 16: 3, 32: 16, 64: 16}
 ALONE = 8192
 """Maxima an item from which on phase 0 has launches of its own."""
 MANY = 1 << 18
@@ -25,11 +28,12 @@ class Plan:
     items: programs of the last launch, and parts of the work in each of its phases. lists: parts of
     phase 0 an item. begin: 0 when phase 0 is part of the last launch, 1 when launches of their own
     do it. n: maxima, or entries where there are none. sample: how many of them the bound is taken
-    from. rank: how many of those must reach it. crowd: more than that many means ties; below zero
-    no bound is looked for. rows: tiles of phase 0, in rows of 128. threads: of its programs. share:
-    tiles of maxima, or entries, a part. room: candidates a part keeps. spill: candidates in common.
-    whole: no group is cut short. wide: tiles of 4096 entries an item, in the slower path. copies:
-    of the coarse bins. warps: of the last launch. words: int32 of scratch.
+    from. rank: how many of those must reach it. crowd: more than that many times the rank means
+    ties, for whose entries there would be no room; 0: no bound is looked for. counted: the rank
+    where the scan has counted. rows: tiles of phase 0, in rows of 128. threads: of its programs.
+    share: tiles of maxima, or entries, a part. room: candidates a part keeps. spill: candidates in
+    common. whole: no group is cut short. wide: tiles of 4096 entries an item, in the slower path.
+    copies: of the coarse bins. warps: of the last launch. words: int32 of scratch.
     """
 
     items: int
@@ -40,6 +44,7 @@ class Plan:
     sample: int
     rank: int
     crowd: int
+    counted: int
     rows: int
     threads: int
     share: int
@@ -65,6 +70,11 @@ class Plan:
         )  # fmt: skip
 
 
+def every(size: int) -> int:
+    """One in so many units is counted: a power of two, about a root of their number."""
+    return 1 << max(0, (math.isqrt(size // UNIT) // 4).bit_length() - 1)
+
+
 @functools.lru_cache(maxsize=512)
 def plan(size: int, k: int, group: int, processors: int) -> Plan:
     """The plan for k of `size` entries with maxima of `group`; 1 looks at the entries themselves.
@@ -78,10 +88,7 @@ def plan(size: int, k: int, group: int, processors: int) -> Plan:
     parts = items * lists
     warps, sample = (PRUNE_WARPS, 8192) if begin else (WARPS, 4096)
     rows = 4 if begin and group == 1 else 2 * warps
-    rank = k
-    if n > sample:
-        expected = k * sample / n
-        rank = math.ceil(expected + 4 * math.sqrt(expected) + 4)
+    rank = _surely(k, n / sample)
     # Above a quarter, or with less than a group for an entry, no bound helps.
     hopeless = rank >= min(n, sample) or 4 * k > size
     if hopeless:
@@ -101,7 +108,8 @@ def plan(size: int, k: int, group: int, processors: int) -> Plan:
         n=n,
         sample=sample,
         rank=rank,
-        crowd=-1 if hopeless else 2 * rank + 64,
+        crowd=0 if hopeless else _CROWDS[group],
+        counted=_surely(k, every(size)),
         rows=rows,
         threads=32 * warps,
         share=-(-n // (parts * rows * 128)),
@@ -113,6 +121,12 @@ def plan(size: int, k: int, group: int, processors: int) -> Plan:
         warps=2 * WARPS if k > MANY else WARPS,
         words=2 * parts + 2 * (parts * room + spill) + (n if group > 1 else 0),
     )
+
+
+def _surely(k: int, share: float) -> int:
+    """How many of a sample, one in `share`, must reach what k of all surely do."""
+    expected = k / max(1.0, share)
+    return k if share <= 1 else math.ceil(expected + 4 * math.sqrt(expected) + 4)
 
 
 @functools.cache

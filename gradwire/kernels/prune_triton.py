@@ -1,132 +1,30 @@
-"""Phase one of topk: a bound from a sample, and every entry that reaches it.
-
-The k-th largest group maximum is never above the k-th largest magnitude, so a group whose maximum
-is below it cannot hold a winner. A sample of the maxima gives a bound a little lower; the number of
-entries that reach it says whether it was low enough.
-"""
+"""Phase 0 of topk: every entry that reaches the bound."""
 
 import triton
 import triton.language as tl
 
+from gradwire.kernels.bits_triton import bits_of
 from gradwire.kernels.order_triton import cells, order
-from gradwire.kernels.scan_triton import INFINITY, magnitude
-from gradwire.kernels.turns_triton import COARSE, COARSE_BINS, FINE_BITS, SPILLED, TOTAL, striped
-
-SECTOR = tl.constexpr(8)
-# Of 45 selections of a ResNet-50 in training 7 took the slower path with it, 22 without.
-LOWERED = tl.constexpr(0.85)
-
-
-@triton.jit
-def _sample(values, n, STRATA: tl.constexpr):
-    """Bits of STRATA sectors of 32 bytes, each at a hashed place in its own stretch; -1 past n.
-
-    Hashed, so that no period in the data goes unseen.
-    """
-    stretch = tl.arange(0, STRATA)
-    sector = stretch
-    if n > STRATA * SECTOR:
-        sectors = n // SECTOR
-        width = sectors // STRATA
-        hashed = tl.umulhi(stretch.to(tl.uint32) * 0x9E3779B1, width.to(tl.uint32)).to(tl.int32)
-        sector = stretch * width + stretch * (sectors % STRATA) // STRATA + hashed
-    at = sector[:, None] * SECTOR + tl.arange(0, SECTOR)[None, :]
-    bits = magnitude(tl.load(values + at, mask=at < n, other=0))
-    return tl.where(at < n, bits, -1)
-
-
-@triton.jit
-def bound(values, n, rank, SAMPLE: tl.constexpr):
-    """A bound that `rank` of the sample reach, its last 15 bits clear; how many do; the largest.
-
-    Looks no further than 16 powers of two below the largest. Reads 4 * SAMPLE bytes.
-    """
-    bits = _sample(values, n, SAMPLE // SECTOR)
-    largest = tl.max(tl.max(bits, axis=1), axis=0)
-    lowest = tl.maximum((largest >> 15 << 15) - (4095 << 15), 0)
-    t = lowest
-    count = tl.minimum(n, SAMPLE)
-    for step in range(6):
-        # Three counts in one sum, ten bits each in a sector, twenty in all: two bits of t a round.
-        one = 1 << (25 - 2 * step)
-        marks = (bits >= t + one).to(tl.int32)
-        marks += (bits >= t + 2 * one).to(tl.int32) << 10
-        marks += (bits >= t + 3 * one).to(tl.int32) << 20
-        sector = tl.sum(marks, axis=1).to(tl.int64)
-        counts = tl.sum(((sector >> 20) << 40) + (((sector >> 10) & 1023) << 20) + (sector & 1023))
-        c1 = (counts & 0xFFFFF).to(tl.int32)
-        c2 = ((counts >> 20) & 0xFFFFF).to(tl.int32)
-        c3 = (counts >> 40).to(tl.int32)
-        count = tl.where(c3 >= rank, c3, tl.where(c2 >= rank, c2, tl.where(c1 >= rank, c1, count)))
-        t += one * tl.where(c3 >= rank, 3, tl.where(c2 >= rank, 2, tl.where(c1 >= rank, 1, 0)))
-    # Too few lie as high as that: then it is everything but zeros that is looked for.
-    return tl.where(t == lowest, 0, t), count, largest
-
-
-@triton.jit
-def aim(values, n, rank, crowd, words, SAMPLE: tl.constexpr):
-    """The bound, at least 1, or 0 where none helps; and the width of a coarse bin, in bits."""
-    t, seen, largest = bound(values, n, rank, SAMPLE)
-    # Where the sample is full of ties so is the rest: everything would be a candidate.
-    helps = (crowd >= 0) & ((seen <= crowd) | (t == 0))
-    shift = 10
-    if words is not None:
-        # Where that says little the last edge may say more, and then bins reach to four times it.
-        least = lowered(words)
-        shift = tl.where(least > t, 13, 10)
-        t = tl.maximum(t, least)
-    # Bins just wide enough to reach from the bound to the largest of the sample.
-    while ((largest - t) >> shift >= COARSE_BINS - 1) & (shift < FINE_BITS):
-        shift += 1
-    return tl.where(helps, tl.maximum(t, 1), 0), shift
-
-
-@triton.jit
-def lowered(words):
-    """The edge of the last selection, a little lowered, as bits, if that one was crowded; else 0.
-
-    Where large entries lie together, as those of a small layer do among larger ones, few maxima
-    stand for many winners: the bound from maxima then lets far too much pass.
-    """
-    edge = tl.load(words).to(tl.float32, bitcast=True) * LOWERED
-    return tl.where(tl.load(words + 2) != 0, edge.to(tl.int32, bitcast=True), 0)
-
-
-@triton.jit
-def aim_at(values, n, rank, crowd, threshold, words, SAMPLE: tl.constexpr):
-    """The same; where there is a threshold, never below what passes it."""
-    t, shift = aim(values, n, rank, crowd, words, SAMPLE)
-    if threshold is not None:
-        t = tl.maximum(t, least_of(threshold))
-    return t, shift
-
-
-@triton.jit
-def least_of(threshold):
-    """The smallest magnitude, as bits, that passes a threshold; 0 where even zeros do."""
-    bits = tl.load(threshold).to(tl.int32, bitcast=True)
-    size = bits & 0x7FFFFFFF
-    # -0 is no less than 0. Nothing passes a NaN, whatever its bits.
-    least = tl.where((bits < 0) & (bits != -2147483648), 0, size + 1)
-    return tl.where(size > INFINITY, INFINITY + 1, least)
+from gradwire.kernels.turns_triton import COARSE, COARSE_BINS, SPILLED, TOTAL, striped
 
 
 @triton.jit
 def marks(values, first, named, last, t, WIDTH: tl.constexpr, MASKED: tl.constexpr):
     """Which of the WIDTH entries from each `first` on reach t, as the bits of a word.
 
-    A row belongs to one thread, which reads it four entries at a time: nothing is passed around.
+    A row belongs to one thread, which reads it 16 bytes at a time: nothing is passed around.
     MASKED: entries from `last` on are none.
     """
-    four = tl.arange(0, 4)[None, :]
+    SOME: tl.constexpr = 128 // values.dtype.element_ty.primitive_bitwidth
+    some = tl.arange(0, SOME)[None, :]
     word = first * 0
-    for j in tl.static_range(0, WIDTH, 4):
-        at = first[:, None] + (four + j)
+    for j in tl.static_range(0, WIDTH, SOME):
+        at = first[:, None] + (some + j)
         inside = named[:, None]
         if MASKED:
             inside &= at < last
-        reach = (magnitude(tl.load(values + at, mask=inside, other=0)) >= t) & inside
-        word += tl.sum(reach.to(tl.int32) << (four + j), axis=1)
+        reach = (bits_of(tl.load(values + at, mask=inside, other=0)) >= t) & inside
+        word += tl.sum(reach.to(tl.int32) << (some + j), axis=1)
     return word
 
 
@@ -150,9 +48,12 @@ def _lowest(word):
 def compact(maxima, ids, first, last, t, ROWS: tl.constexpr):
     """How many groups in [first, last) reach t; their ids, ascending, go to `ids`.
 
-    Moves 4 bytes a group.
+    Moves 2 or 4 bytes a group, and 4 for one that does.
     """
-    WIDTH: tl.constexpr = 8
+    CODES: tl.constexpr = maxima.dtype.element_ty == tl.int16
+    WIDTH: tl.constexpr = 16 if CODES else 8
+    if CODES:
+        t = t >> 15 << 15
     found = 0
     row = tl.arange(0, ROWS) * WIDTH
     for start in range(first, last, ROWS * WIDTH):

@@ -28,11 +28,12 @@ def scan(
 
     residual: fp32 or bf16, a multiple of `group` long. pieces: flat gradients in any float dtype,
     each starting at a multiple of `group`; together they cover what changes. maxima: fp32, one for
-    each group, or None when nobody needs them. unscale: 0-d factor on the gradient (1 / loss
-    scale). An entry whose sum is not finite keeps its old residual, so a bad gradient never gets
-    in. A bf16 residual forgets what rounding u takes away.
-    edge, skipped (CUDA): the residual still holds what the last selection chose; unless `skipped`
-    (0-d bool), that is cleared first.
+    each group, or None when nobody needs them; int16 (CUDA) for the 16 bits after the sign.
+    unscale: 0-d factor on the gradient (1 / loss scale). An entry whose sum is not finite keeps its
+    old residual, so a bad gradient never gets in. A bf16 residual forgets what rounding u takes
+    away.
+    edge (CUDA): counts the maxima, for the selection. With `skipped` (0-d bool) the residual still
+    holds what the last selection chose: unless it is true, that is cleared first.
     Moves 12 bytes an entry for fp32 gradients.
     """
     version = _version(residual.device, residual.dtype)

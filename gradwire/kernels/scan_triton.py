@@ -11,32 +11,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gradwire.kernels.bits_triton import INFINITY, magnitude, rounded
+from gradwire.kernels.counts_triton import LOW, tally
 from gradwire.kernels.edge import Edge
 from gradwire.kernels.launch_triton import Launcher
 from gradwire.kernels.pieces import Piece, Table, table
+from gradwire.kernels.plan_triton import UNIT, every
 from gradwire.kernels.workspace_triton import flag
 
 TILE = 1024
 WARPS = 4
 DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-INFINITY = tl.constexpr(0x7F800000)
-
-
-@triton.jit
-def magnitude(x):
-    """The bits of |x| as fp32: they sort as the magnitudes do."""
-    return x.to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF
-
-
-@triton.jit
-def rounded(x, DTYPE: tl.constexpr):
-    """fp32 as `DTYPE`, to nearest even; x is finite. Triton's interpreter would cut off bf16."""
-    if DTYPE == tl.bfloat16:
-        bits = x.to(tl.int32, bitcast=True)
-        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-        return bits.to(tl.int16).to(tl.bfloat16, bitcast=True)
-    else:
-        return x.to(DTYPE)
 
 
 @triton.jit
@@ -64,7 +49,11 @@ def largest(bits, maxima, first, left, finite, bad, GROUP: tl.constexpr, ROWS: t
     """Writes one maximum a row, where wanted; clears `finite` if a row held anything bad."""
     row = tl.arange(0, ROWS)
     if maxima is not None:
-        each = tl.max(bits, axis=1).to(tl.float32, bitcast=True)
+        each = tl.max(bits, axis=1)
+        if maxima.dtype.element_ty == tl.int16:
+            each = (each >> LOW).to(tl.int16)
+        else:
+            each = each.to(tl.float32, bitcast=True)
         tl.store(maxima + first + row, each, mask=row * GROUP < left)
     if finite is not None:
         wrong = tl.max(bad.to(tl.int32), axis=1) != 0
@@ -111,11 +100,11 @@ def _tile(
     largest(magnitude(u), maxima, (place + start) // GROUP, left, finite, bad, GROUP, ROWS)
 
 
-@triton.jit(do_not_specialize=["length", "span"])
+@triton.jit(do_not_specialize=["every", "length", "span"])
 def _scan(
-    residual, gradient, maxima, unscale, finite, rows, words, skipped, length, span,
+    residual, gradient, maxima, counts, unscale, finite, rows, words, skipped, every, length, span,
     DTYPE: tl.constexpr, ALIGNED: tl.constexpr, PIECES: tl.constexpr, GROUP: tl.constexpr,
-    TILE: tl.constexpr,
+    TILE: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     place = tl.zeros([], tl.int64)
@@ -124,7 +113,7 @@ def _scan(
     start = tile.to(tl.int64) * TILE
     edge = None
     last = None
-    if words is not None:
+    if skipped is not None:
         # No magnitude is above this one: where the step was skipped nothing is cleared.
         edge = tl.where(tl.load(skipped) == 0, tl.load(words), 0x7FFFFFFF)
         last = tl.load(words + 1)
@@ -138,6 +127,9 @@ def _scan(
             residual, gradient, maxima, unscale, finite, edge, last, place, start, length, span,
             GROUP, TILE, True,
         )  # fmt: skip
+    if counts is not None:
+        left = rest(span, start, TILE)
+        tally(counts, words, maxima, place + start, left, every, GROUP, TILE, UNIT)
 
 
 _launch = Launcher(_scan, num_warps=WARPS, enable_fp_fusion=False)
@@ -154,8 +146,10 @@ def scan_triton(
 ) -> Tensor:
     """See `scan`. One launch; moves 12 bytes an entry for fp32 gradients, 4 / group for maxima."""
     finite = flag(residual.device)
+    counts = None if edge is None or maxima is None else edge.counting()
+    words = None if edge is None else edge.words
     for part in table(residual.numel(), residual.device, pieces, maxima is not None, TILE):
-        scan_part(residual, part, maxima, group, unscale, finite, edge, skipped)
+        scan_part(residual, part, maxima, group, counts, unscale, finite, words, skipped)
     return finite
 
 
@@ -164,28 +158,29 @@ def scan_part(
     part: Table,
     maxima: Tensor | None,
     group: int,
-    unscale: Tensor | None,
-    finite: Tensor | None,
-    edge: Edge | None = None,
+    counts: Tensor | None = None,
+    unscale: Tensor | None = None,
+    finite: Tensor | None = None,
+    words: Tensor | None = None,
     skipped: Tensor | None = None,
 ) -> None:
     """One pass over the tiles of `part`."""
     given = part.gradient
-    words = None if edge is None else edge.words
     key = (
         group, part.pieces, part.dtype, part.aligned, residual.dtype, unscale is None,
         residual.data_ptr() % 16, None if given is None else given.data_ptr() % 16,
-        None if maxima is None else maxima.data_ptr() % 16, finite is None,
-        edge is None,
+        None if maxima is None else (maxima.dtype, maxima.data_ptr() % 16), finite is None,
+        words is None, counts is None, skipped is None,
     )  # fmt: skip
     _launch(
-        part.tiles, key, residual, residual, given, maxima, unscale, finite, part.rows, words,
-        skipped, part.length, part.span, DTYPES[part.dtype], part.aligned, part.pieces, group, TILE,
+        part.tiles, key, residual, residual, given, maxima, counts, unscale, finite, part.rows,
+        words, skipped, every(residual.numel()), part.length, part.span, DTYPES[part.dtype],
+        part.aligned, part.pieces, group, TILE, UNIT,
     )  # fmt: skip
 
 
 def group_maxima(u: Tensor, group: int) -> Tensor:
     """max |u| of every `group` consecutive entries; the last group may be shorter."""
     out = torch.empty(triton.cdiv(u.numel(), group), device=u.device)
-    scan_part(u, Table.whole(None, u.numel(), TILE), out, group, None, None)
+    scan_part(u, Table.whole(None, u.numel(), TILE), out, group)
     return out

@@ -1,7 +1,7 @@
 """topk and above on CUDA: few launches, no host sync, exactly k entries in order.
 
-Phase 0: a bound from a sample of the group maxima, the groups that reach it, their entries that do
-(launches of their own for large vectors, otherwise all phases are one launch).
+Phase 0: a bound from the group maxima, the groups that reach it, their entries that do (launches of
+their own for large vectors, otherwise all phases are one launch).
 Phase 1: the coarse bin of the k-th magnitude; its candidates counted by their last bits.
 Phase 2: the k-th magnitude exactly; winners to their places, ties to the smaller index.
 When fewer than k entries are not zero, phase 2 takes the rest from the zeros. When the candidates
@@ -14,11 +14,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.kernels.edge import Edge
+from gradwire.kernels.bound_triton import aim
+from gradwire.kernels.edge import COUNTS, Edge
 from gradwire.kernels.exact_triton import count_digits, narrow
 from gradwire.kernels.launch_triton import Launcher
 from gradwire.kernels.plan_triton import PRUNE_WARPS, WARPS, plan, processors
-from gradwire.kernels.prune_triton import aim_at, prune
+from gradwire.kernels.prune_triton import prune
 from gradwire.kernels.scan_triton import group_maxima
 from gradwire.kernels.topk import group_size
 from gradwire.kernels.turns_triton import (
@@ -50,6 +51,7 @@ from gradwire.kernels.way_triton import (
 )
 from gradwire.kernels.workspace_triton import workspace
 
+COUNTED = tl.constexpr(COUNTS)
 PHASES = tl.constexpr(10)
 SCAN = tl.constexpr(4096)
 
@@ -57,14 +59,14 @@ SCAN = tl.constexpr(4096)
 @triton.jit(do_not_specialize=["n", "rank", "crowd"])
 def _bound(work, maxima, threshold, words, n, rank, crowd, SAMPLE: tl.constexpr):
     """Leaves the bound in the header."""
-    t, shift = aim_at(maxima, n, rank, crowd, threshold, words, SAMPLE)
+    t, shift = aim(maxima, None, n, rank, crowd, threshold, words, SAMPLE)
     tl.store(work + BOUND, t)
     tl.store(work + SHIFT, shift)
 
 
-@triton.jit(do_not_specialize=["size", "n", "share", "room", "spill"])
+@triton.jit(do_not_specialize=["size", "n", "rank", "crowd", "share", "room", "spill"])
 def _prune(
-    work, u, maxima, scratch, size, n, share, room, spill,
+    work, u, maxima, counts, scratch, threshold, words, size, n, rank, crowd, share, room, spill,
     PARTS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, THREADS: tl.constexpr,
     WHOLE: tl.constexpr, COPIES: tl.constexpr,
 ):  # fmt: skip
@@ -75,9 +77,15 @@ def _prune(
     cap = PARTS * room + spill
     cand = (scratch + 2 * PARTS).to(tl.pointer_type(tl.int64))
     ids = scratch + 2 * PARTS + cap + cap
-    t = tl.load(work + BOUND)
-    shift = tl.load(work + SHIFT)
     part = tl.program_id(0)
+    if counts is None:
+        t = tl.load(work + BOUND)
+        shift = tl.load(work + SHIFT)
+    else:
+        t, shift = aim(None, counts, n, rank, crowd, threshold, words, 0)
+        if part == 0:
+            tl.store(work + BOUND, t)
+            tl.store(work + SHIFT, shift)
     clear(work + DIGITS, CLEARED, part, PARTS, 128)
     clear(work + FINE, 1 << shift, part, PARTS, 128)
     prune(
@@ -88,13 +96,13 @@ def _prune(
 
 @triton.jit
 def _first(
-    work, u, maxima, scratch, threshold, words, size, n, rank, crowd, share, room, spill, item,
-    ITEMS: tl.constexpr, GROUP: tl.constexpr, SAMPLE: tl.constexpr, ROWS: tl.constexpr,
+    work, u, maxima, counts, scratch, threshold, words, size, n, rank, crowd, share, room, spill,
+    item, ITEMS: tl.constexpr, GROUP: tl.constexpr, SAMPLE: tl.constexpr, ROWS: tl.constexpr,
     THREADS: tl.constexpr, WHOLE: tl.constexpr, COPIES: tl.constexpr,
 ):  # fmt: skip
     """Phase 0: both of these in one, for vectors where launches would cost more."""
     clear(work + DIGITS, CLEARED, item, ITEMS, 512)
-    t, shift = aim_at(maxima, n, rank, crowd, threshold, words, SAMPLE)
+    t, shift = aim(maxima, counts, n, rank, crowd, threshold, words, SAMPLE)
     clear(work + FINE, 1 << shift, item, ITEMS, 512)
     cap = ITEMS * room + spill
     cand = (scratch + 2 * ITEMS).to(tl.pointer_type(tl.int64))
@@ -109,7 +117,7 @@ def _first(
 
 @triton.jit(do_not_specialize=["size", "k", "n", "rank", "crowd", "share", "room", "spill", "wide"])
 def _topk(
-    work, u_at, maxima_at, scratch_at, threshold, indices, values, count, words,
+    work, u_at, maxima_at, counts, scratch_at, threshold, indices, values, count, words,
     size, k, n, rank, crowd, share, room, spill, wide,
     ITEMS: tl.constexpr, LISTS: tl.constexpr, LOOKS: tl.constexpr, GROUP: tl.constexpr,
     SAMPLE: tl.constexpr, ROWS: tl.constexpr, THREADS: tl.constexpr, WHOLE: tl.constexpr,
@@ -132,8 +140,8 @@ def _topk(
         last = tl.minimum(first + wide.to(tl.int64) * SCAN, size)
         if phase == 0:
             _first(
-                w, u, maxima_at + zero, scratch, threshold, words, size + zero, n + zero, rank,
-                crowd, share, room, spill, item, ITEMS, GROUP, SAMPLE, ROWS, THREADS, WHOLE,
+                w, u, maxima_at + zero, counts, scratch, threshold, words, size + zero, n + zero,
+                rank, crowd, share, room, spill, item, ITEMS, GROUP, SAMPLE, ROWS, THREADS, WHOLE,
                 COPIES,
             )  # fmt: skip
         else:
@@ -150,6 +158,8 @@ def _topk(
                 busy = (way == BY_DIGITS) | (phase == 2)
                 if phase == 2:
                     clear(w + COARSE, COPIES * COARSE_BINS, item, ITEMS, 512)
+                    if counts is not None:
+                        clear(counts, COUNTED, item, ITEMS, 512)
                     if way == BY_BINS:
                         emit_candidates(
                             w, cand, scratch, t, shift, indices, values, words, item, LISTS, LOOKS
@@ -172,7 +182,8 @@ def _topk(
 
 
 _launch_bound = Launcher(_bound, num_warps=8)
-_launch_prune = Launcher(_prune, num_warps=PRUNE_WARPS)
+# With more registers not all of its programs would run at once.
+_launch_prune = Launcher(_prune, num_warps=PRUNE_WARPS, maxnreg=64)
 _launch_topk = {warps: Launcher(_topk, num_warps=warps) for warps in (WARPS, 2 * WARPS)}
 
 
@@ -215,27 +226,31 @@ def _select(
     indices: Tensor, values: Tensor, count: Tensor | None, edge: Edge | None,
 ) -> None:  # fmt: skip
     device, size = u.device, u.numel()
+    counts = None if edge is None or maxima is None else edge.counted()
     if maxima is None:
         group = group_size(size, k, device)
         maxima = group_maxima(u, group) if group else None
     ruling = u if maxima is None else maxima
     p = plan(size, k, group if maxima is not None else 1, processors(device))
+    rank = p.rank if counts is None else p.counted
     work, room = workspace(p.words, device)
     # Slices may begin anywhere; everything else is an allocation of its own.
     at = 0 if threshold is None else threshold.data_ptr() % 16
     key = (
-        p.shape, u.dtype, u.data_ptr() % 16, ruling.data_ptr() % 16, edge is None, count is None, at
+        p.shape, u.dtype, u.data_ptr() % 16, ruling.dtype, ruling.data_ptr() % 16, counts is None,
+        edge is None, count is None, at,
     )  # fmt: skip
     words = None if edge is None else edge.words
     if p.begin:
-        _launch_bound(1, key, u, work, ruling, threshold, words, p.n, p.rank, p.crowd, p.sample)
+        if counts is None:
+            _launch_bound(1, key, u, work, ruling, threshold, words, p.n, rank, p.crowd, p.sample)
         _launch_prune(
-            p.items * p.lists, key, u, work, u, ruling, room, size, p.n, p.share, p.room,
-            p.spill, p.items * p.lists, p.group, p.rows, p.threads, p.whole, p.copies,
+            p.items * p.lists, key, u, work, u, ruling, counts, room, threshold, words, size, p.n,
+            rank, p.crowd, p.share, p.room, p.spill, p.items * p.lists, p.group, p.rows,
+            p.threads, p.whole, p.copies,
         )  # fmt: skip
     _launch_topk[p.warps](
-        p.items, key, u, work, u, ruling, room, threshold, indices, values, count,
-        words, size, k, p.n, p.rank, p.crowd, p.share, p.room,
-        p.spill, p.wide, p.items, p.lists, p.looks, p.group, p.sample, p.rows, p.threads, p.whole,
-        p.begin, p.copies,
+        p.items, key, u, work, u, ruling, counts, room, threshold, indices, values, count,
+        words, size, k, p.n, rank, p.crowd, p.share, p.room, p.spill, p.wide, p.items, p.lists,
+        p.looks, p.group, p.sample, p.rows, p.threads, p.whole, p.begin, p.copies,
     )  # fmt: skip

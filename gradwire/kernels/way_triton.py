@@ -3,8 +3,9 @@
 import triton
 import triton.language as tl
 
-from gradwire.kernels.exact_triton import edge_of, emit, emit_all, find, find_coarse
-from gradwire.kernels.prune_triton import least_of
+from gradwire.kernels.bound_triton import least_of
+from gradwire.kernels.exact_triton import edge_of, emit, emit_all
+from gradwire.kernels.find_triton import find, find_coarse
 from gradwire.kernels.turns_triton import (
     ABOVE,
     BIN,

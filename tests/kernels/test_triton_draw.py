@@ -6,7 +6,7 @@ import torch
 from tests.kernels.triton_device import DEVICE, gpu  # isort: skip
 from gradwire.accumulate.layout import place, size_of
 from gradwire.kernels import draw_triton as kernel
-from gradwire.kernels.draw_torch import draw_torch, grid
+from gradwire.kernels.draw_torch import draw_torch, grid, pick_torch
 from gradwire.types import Memory, Slot
 
 STREAM = -0x3C6EF372FE94F82B
@@ -16,13 +16,14 @@ def run(u, k, size=None, stream=STREAM, draws=0, places=()):
     size = u.numel() if size is None else size
     count = torch.tensor(draws, device=DEVICE)
     twin = count.clone()
-    indices, values, n = kernel.draw_triton(u, k, size, count, stream, *places)
-    expected = draw_torch(u, k, size, twin, stream, *places)
+    indices, n = kernel.draw_triton(k, size, u.numel(), count, stream, *places)
+    expected = draw_torch(k, size, u.numel(), twin, stream, *places)
     assert indices.dtype == torch.int32
     assert torch.equal(indices, expected[0])
+    assert int(n) == int(expected[1]) == k
+    values = kernel.pick_triton(u, indices)
     assert values.dtype == u.dtype
-    assert torch.equal(values, expected[1])
-    assert int(n) == int(expected[2]) == k
+    assert torch.equal(values, pick_torch(u, indices))
     assert int(count) == int(twin) == draws + 1
     return indices
 

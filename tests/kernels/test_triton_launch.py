@@ -147,11 +147,11 @@ def test_the_keys_of_draw(monkeypatch):
     for name, seen in keys.items():
         note = lambda grid, key, *args, seen=seen: seen.append(key)  # noqa: E731
         monkeypatch.setattr(draw_triton, f"_launch_{name}", note)
-    room, draws = torch.zeros(8193, device=DEVICE), torch.zeros(3, dtype=torch.int64, device=DEVICE)
-    whole, ends = room[:-1], torch.zeros(9, dtype=torch.int64, device=DEVICE)
+    draws = torch.zeros(3, dtype=torch.int64, device=DEVICE)
+    ends = torch.zeros(9, dtype=torch.int64, device=DEVICE)
 
-    def call(u=whole, k=10, draws=draws[0], stream=2**40, places=()):
-        draw_triton.draw_triton(u, k, 8000, draws, stream, *places)
+    def call(k=10, draws=draws[0], stream=2**40, places=()):
+        draw_triton.draw_triton(k, 8000, 8192, draws, stream, *places)
 
     call()
     call(stream=5)
@@ -159,16 +159,23 @@ def test_the_keys_of_draw(monkeypatch):
     keys["drop"].clear()
     keys["rank"].clear()
     call()
-    call(room[1:])
     call(draws=draws[1])
-    call(whole.bfloat16())
     call(k=4000)
     call(places=(ends[:4], ends[:4]))
     call(places=(ends[:8], ends[:8]))
     call(places=(ends[1:5], ends[:4]))
     call(places=(ends[:4], ends[1:5]))
-    assert keys["drop"][0] != keys["drop"][2]
-    assert len(set(keys["rank"])) == len(keys["rank"]) == 9
+    assert keys["drop"][0] != keys["drop"][1]
+    assert len(set(keys["rank"])) == len(keys["rank"]) == 7
+
+
+def test_the_keys_of_pick(monkeypatch):
+    keys = []
+    monkeypatch.setattr(draw_triton, "_launch_pick", lambda grid, key, *_: keys.append(key))
+    room, places = torch.zeros(65, device=DEVICE), torch.zeros(4, dtype=torch.int32, device=DEVICE)
+    for u in (room[:64], room[1:], room[:64].bfloat16()):
+        draw_triton.pick_triton(u, places)
+    assert len(set(keys)) == 3
 
 
 def test_two_misalignments_have_two_keys(monkeypatch):

@@ -1,0 +1,32 @@
+"""Magnitudes as bits: positive floats sort as their bits do."""
+
+import triton
+import triton.language as tl
+
+INFINITY = tl.constexpr(0x7F800000)
+
+
+@triton.jit
+def magnitude(x):
+    """The bits of |x| as fp32: they sort as the magnitudes do."""
+    return x.to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def rounded(x, DTYPE: tl.constexpr):
+    """fp32 as `DTYPE`, to nearest even; x is finite. Triton's interpreter would cut off bf16."""
+    if DTYPE == tl.bfloat16:
+        bits = x.to(tl.int32, bitcast=True)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        return bits.to(tl.int16).to(tl.bfloat16, bitcast=True)
+    else:
+        return x.to(DTYPE)
+
+
+@triton.jit
+def bits_of(maximum):
+    """The bits of a group maximum: its own, or the first 16 after the sign where only those are."""
+    if maximum.dtype == tl.int16:
+        return (maximum.to(tl.int32) & 0xFFFF) << 15
+    else:
+        return magnitude(maximum)

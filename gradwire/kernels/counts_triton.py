@@ -1,0 +1,65 @@
+"""How large the group maxima are: counted by the scan on its way, read by the selection after it.
+
+A maximum is counted by its code, the 16 bits after the sign, in one of 1024 bins around the last
+edge: from a sixth of it to three times as much. Neighbours are kept on different cache lines, each
+of which takes one addition at a time. Bins for all codes would be far too many to look through, and
+a few wide ones would all add to the same line.
+"""
+
+import triton
+import triton.language as tl
+
+from gradwire.kernels.bits_triton import bits_of
+from gradwire.kernels.find_triton import inside
+
+LOW = tl.constexpr(15)
+"""Bits of a magnitude that its code leaves out."""
+BINS = tl.constexpr(1024)
+BELOW = tl.constexpr(640)
+"""Bins below the edge: 256 a power of two."""
+
+
+@triton.jit
+def lowest(edge):
+    """The code of the first bin."""
+    return tl.maximum((edge >> LOW) - BELOW, 0)
+
+
+@triton.jit
+def tally(
+    counts, words, maxima, start, left, every,
+    GROUP: tl.constexpr, TILE: tl.constexpr, UNIT: tl.constexpr,
+):  # fmt: skip
+    """Counts the maxima of a tile that this program has written, of one in `every` units.
+
+    Units are hashed, so that no period in the data goes unseen. The maxima are read again: kept
+    until here they would take registers from every program.
+    """
+    unit = (start // UNIT).to(tl.uint32)
+    if tl.umulhi(unit * 0x9E3779B1, every.to(tl.uint32)) == 0:
+        tl.debug_barrier()
+        row = tl.arange(0, TILE // GROUP)
+        real = row * GROUP < left
+        there = maxima + start // GROUP + row
+        bits = bits_of(tl.load(there, mask=real, other=0, cache_modifier=".cg"))
+        bin = tl.minimum((bits >> LOW) - lowest(tl.load(words)), BINS - 1)
+        ones = tl.full([TILE // GROUP], 1, tl.int32)
+        tl.atomic_add(counts + _place(bin), ones, mask=real & (bin >= 0), sem="relaxed")
+
+
+@triton.jit
+def _place(bin):
+    return (bin & 31) * 32 + (bin >> 5)
+
+
+@triton.jit
+def read(counts, rank):
+    """The highest bin that `rank` of those counted reach, how many do, how many there are in all,
+    and the highest bin that is not empty. Reads 4 kB.
+    """
+    bin = tl.arange(0, 32)[:, None] * 32 + tl.arange(0, 32)[None, :]
+    each = tl.load(counts + _place(bin))
+    found, above, total = inside(each, 0, rank, 32, 32)
+    seen = above + tl.sum(tl.sum(tl.where(bin == found, each, 0), axis=1), axis=0)
+    top = tl.max(tl.max(tl.where(each > 0, bin, 0), axis=1), axis=0)
+    return found, seen, total, top

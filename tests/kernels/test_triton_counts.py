@@ -1,0 +1,149 @@
+"""What the scan counts of the maxima, and the bound that comes of it."""
+
+import pytest
+import torch
+
+from tests.kernels.triton_device import DEVICE, ON_GPU  # isort: skip
+from gradwire.kernels import momentum_triton, plan_triton, scan_triton
+from gradwire.kernels.edge import Edge
+from gradwire.kernels.level_torch import Rule, level_torch
+from gradwire.kernels.level_triton import level_triton
+from gradwire.kernels.plan_triton import UNIT, every, plan, processors
+from gradwire.kernels.turns_triton import BOUND, WAY
+from gradwire.kernels.way_triton import BY_BINS
+from tests.kernels.test_triton_edge import Steps, cut, header
+
+SIZE, GROUP = 16 * UNIT, 32
+HASH, WIDE = 0x9E3779B1, 2**32
+
+
+def counted_units(size, apart):
+    return [u for u in range(-(-size // UNIT)) if (u * HASH % WIDE) * apart // WIDE == 0]
+
+
+def known(edge_value):
+    """An edge that a selection has left."""
+    edge = Edge(torch.device(DEVICE))
+    edge.words[0] = int(torch.tensor(edge_value).view(torch.int32))
+    edge.chose(edge.words, edge.words)
+    return edge
+
+
+def expected(u, edge_value, apart):
+    """A count for each bin."""
+    maxima = u.abs().view(-1, GROUP).amax(1).cpu()
+    units = torch.tensor(counted_units(u.numel(), apart))
+    seen = maxima.view(-1, UNIT // GROUP)[units].flatten().view(torch.int32) >> 15
+    lowest = max(0, int(torch.tensor(edge_value).view(torch.int32) >> 15) - 640)
+    bins = (seen - lowest).clamp(max=1023)
+    return torch.bincount(bins[bins >= 0].long(), minlength=1024)
+
+
+def counts_of(edge):
+    return edge.counts.cpu().view(32, 32).t().flatten()
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """One in four units counts."""
+    for module in (scan_triton, momentum_triton, plan_triton):
+        monkeypatch.setattr(module, "every", lambda size: 4)
+    plan.cache_clear()
+    yield 4
+    plan.cache_clear()
+
+
+@pytest.mark.parametrize("edge_value", [2.5, 0.4, 20.0])
+def test_the_scan_counts_around_the_last_edge(edge_value, few):
+    """Also where most maxima lie above all bins, or below."""
+    torch.manual_seed(1)
+    u, edge = torch.zeros(SIZE, device=DEVICE), known(edge_value)
+    maxima = torch.zeros(SIZE // GROUP, device=DEVICE)
+    scan_triton.scan_triton(u, [(0, torch.randn(SIZE).to(DEVICE))], maxima, GROUP, None, edge)
+    assert 2 <= len(counted_units(SIZE, few)) <= 6
+    assert torch.equal(counts_of(edge), expected(u, edge_value, few))
+
+
+def test_momentum_counts_too(few):
+    torch.manual_seed(2)
+    u, velocity = torch.zeros(SIZE, device=DEVICE), torch.zeros(SIZE, device=DEVICE)
+    maxima, edge = torch.zeros(SIZE // GROUP, dtype=torch.int16, device=DEVICE), known(2.0)
+    given = [(0, torch.randn(SIZE).to(DEVICE))]
+    momentum_triton.momentum_triton(u, velocity, given, maxima, GROUP, 0.9, edge=edge)
+    assert torch.equal(counts_of(edge), expected(u, 2.0, few))
+    assert torch.equal(maxima, cut(u.abs().view(-1, GROUP).amax(1)))
+
+
+def test_nothing_is_counted_before_the_first_edge_nor_twice():
+    edge = Edge(torch.device(DEVICE))
+    assert edge.counting() is None
+    assert edge.counted() is None
+    edge = known(1.0)
+    edge.counting()[5] = 7
+    assert int(edge.counting().sum()) == 0, "what no selection has read is gone"
+    assert edge.counted() is edge.counts
+    assert edge.counted() is None
+
+
+def test_how_many_units_count():
+    assert [every(n) for n in (1, 10**5, 6_553_600, 25_557_032, 138_357_544, 2**31 - 1)] == [
+        1, 1, 8, 16, 64, 128
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("k", "group"), [(400, 16), (100, 32), (100, 64)])
+def test_the_bound_is_what_enough_of_those_counted_reach(k, group, few):
+    torch.manual_seed(3)
+    run = Steps(SIZE, k, group, rough=True)
+    for step in range(3):
+        run.step(torch.randn(SIZE))
+        rank = plan(SIZE, k, group, processors(DEVICE)).counted
+        units = torch.tensor(counted_units(SIZE, few))
+        seen = run.maxima.cpu().view(-1, UNIT // group)[units].flatten().int() & 0xFFFF
+        if step:
+            assert header(BOUND) == int(seen.sort(descending=True).values[rank - 1]) << 15
+        assert ON_GPU or header(WAY) == BY_BINS.value
+
+
+@pytest.mark.parametrize("scale", [1e-6, 0.1, 1.5, 3.0, 1e6])
+def test_an_edge_that_moves_out_of_the_bins_costs_no_winner(scale):
+    torch.manual_seed(4)
+    run = Steps(3000, 20, 32, rough=True)
+    for factor in (1.0, scale, scale, 1.0):
+        run.mine.zero_()
+        run.theirs.zero_()
+        run.step(torch.randn(3000) * factor)
+        assert ON_GPU or header(WAY) == BY_BINS.value or scale != 1.5
+
+
+def test_many_that_are_nearly_alike_are_candidates():
+    """Seven times k within one code, as error feedback leaves them: no reason for the slower path.
+
+    On a GPU so small a vector has parts without room for them.
+    """
+    u = torch.randn(6000).clamp(-2, 2)
+    u[::140] = 3 + 0.01 * torch.rand(43)
+    run = Steps(6000, 6, 32, rough=True)
+    run.step(u)
+    assert ON_GPU or header(WAY) == BY_BINS.value
+    run.step(u * 0)
+    assert ON_GPU or header(WAY) == BY_BINS.value
+
+
+def restored(codes):
+    return ((codes.int() & 0xFFFF) << 15).view(torch.float32)
+
+
+def test_levels_from_cut_maxima():
+    torch.manual_seed(5)
+    u = torch.randn(9000, device=DEVICE)
+    maxima = u.abs().view(-1, 20).amax(1)
+    whole = restored(cut(maxima))
+    for rule, ranks in ((Rule.NORMAL, (20, 30)), (Rule.LIST, (20,))):
+        found = level_triton(rule, u, 3, cut(maxima), 2, ranks, 3.0)
+        torch.testing.assert_close(found, level_torch(rule, u, 3, whole, 2, ranks, 3.0))
+    many = torch.rand(9000, device=DEVICE)
+    found = level_triton(Rule.LIST, u[:64] + 9, 1, cut(many), 1, (50,))
+    assert torch.equal(
+        found, level_torch(Rule.LIST, u[:64] + 9, 1, restored(cut(many)), 1, (50,))
+    )
