@@ -144,6 +144,4 @@ def test_levels_from_cut_maxima():
         torch.testing.assert_close(found, level_torch(rule, u, 3, whole, 2, ranks, 3.0))
     many = torch.rand(9000, device=DEVICE)
     found = level_triton(Rule.LIST, u[:64] + 9, 1, cut(many), 1, (50,))
-    assert torch.equal(
-        found, level_torch(Rule.LIST, u[:64] + 9, 1, restored(cut(many)), 1, (50,))
-    )
+    assert torch.equal(found, level_torch(Rule.LIST, u[:64] + 9, 1, restored(cut(many)), 1, (50,)))

@@ -12,8 +12,9 @@ from gradwire.choose import choose
 from gradwire.compress import METHODS
 from gradwire.config import Config
 from gradwire.encode import encode
+from gradwire.kernels.beside import LARGE
 from gradwire.kernels.chunks_torch import chunks_torch
-from gradwire.kernels.draw_torch import draw_torch
+from gradwire.kernels.draw_torch import draw_torch, pick_torch
 from gradwire.kernels.scan_torch import scan_torch
 from gradwire.kernels.topk_torch import topk_torch
 from gradwire.types import Delivered, Memory, Slot
@@ -40,8 +41,8 @@ def bundle(size=SIZE):
 def step(b, gradient, density=0.001):
     """accumulate to encode, then decode of two such messages."""
     choice = choose(b, Config(density=density), 0, 4, False)
-    scan = b.accumulate([(0, gradient)], choice.group, FINE)
-    indices, values = kernels.select(b.u, choice.k, scan.maxima, scan.group)
+    scan = b.accumulate([(0, gradient)], choice.group, FINE, rough=choice.rough)
+    indices, values = kernels.select(b.u, choice.k, scan.maxima, scan.group, scan.edge)
     count = torch.full((), choice.k, dtype=torch.int32, device=DEVICE)
     message = encode(kernels_sparse(indices, values, count, b.size), scan.finite)
     b.delivered = Delivered(scan.finite, indices, values)
@@ -87,15 +88,20 @@ def test_a_captured_step_replays_with_new_data(size):
 
 
 @pytest.mark.parametrize(
-    "method",
-    ["chunked", "randk", "gaussiank", "trimmed", "mstopk", "dgc", "bisect", "sidco"],
+    ("method", "size"),
+    [
+        *((m, SIZE) for m in ("chunked", "randk", "gaussiank", "trimmed", "mstopk", "dgc")),
+        *((m, SIZE) for m in ("bisect", "sidco", "topk")),
+        *((m, LARGE) for m in ("randk", "gaussiank", "topk")),
+    ],
 )
-def test_other_methods_do_not_wait_and_can_be_captured(method):
-    b, gradient = bundle(), torch.randn(SIZE, device=DEVICE)
+def test_methods_do_not_wait_and_can_be_captured(method, size):
+    b, gradient = bundle(size), torch.randn(size, device=DEVICE)
     choice = choose(b, Config(method=method, density=0.001), 0, 4, False)
 
     def once():
-        scan = b.accumulate([(0, gradient)], choice.group, FINE)
+        METHODS[method].begin(b.u, choice.k, b.memory, {})
+        scan = b.accumulate([(0, gradient)], choice.group, FINE, rough=choice.rough)
         sparse = METHODS[method].run(b.u, choice.k, b.memory, scan)
         b.delivered = Delivered(scan.finite, sparse.indices, sparse.values)
         return sparse
@@ -114,7 +120,7 @@ def test_other_methods_do_not_wait_and_can_be_captured(method):
     seen = []
     for seed in range(3):
         b.buffer.zero_()
-        gradient.copy_(torch.randn(SIZE, device=DEVICE, generator=_generator(seed)))
+        gradient.copy_(torch.randn(size, device=DEVICE, generator=_generator(seed)))
         before = {name: tensor.clone() for name, tensor in b.memory.items()}
         graph.replay()
         twin = Memory()
@@ -130,18 +136,20 @@ def test_other_methods_do_not_wait_and_can_be_captured(method):
 
 @contextlib.contextmanager
 def reference():
-    """The torch versions of chunks and draw, wherever the tensors are."""
+    """The torch versions of what is not exact top-k, wherever the tensors are."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "chunks", chunks_torch)
         patch.setattr(kernels, "draw", draw_torch)
+        patch.setattr(kernels, "pick", pick_torch)
         yield
 
 
-def test_steps_follow_the_reference():
+@pytest.mark.parametrize("size", [SIZE, LARGE + 64])
+def test_steps_follow_the_reference(size):
     """Ten steps of error feedback, bit for bit."""
-    b, residual = bundle(), torch.zeros(SIZE, device=DEVICE)
+    b, residual = bundle(size), torch.zeros(size, device=DEVICE)
     for seed in range(10):
-        gradient = torch.randn(SIZE, device=DEVICE, generator=_generator(seed))
+        gradient = torch.randn(size, device=DEVICE, generator=_generator(seed))
         indices, _ = step(b, gradient)
         scan_torch(residual, [(0, gradient)], None, 32)
         expected = topk_torch(residual, indices.numel())
