@@ -127,7 +127,9 @@ def exchange(
     data: str = typer.Option("gaussian", help="gaussian, laplace, t3, layers, network or zeros."),
     correlation: float = typer.Option(0.0, help="Of any two workers' gradients, 0 to 1."),
     option: list[str] = typer.Option([], help="NAME=VALUE for every exchange that has it."),
-    steps: int = typer.Option(3, min=2, help="Steps a row; the first is not timed."),
+    steps: int = typer.Option(
+        3, min=2, help="Steps a row; the first is not timed, nor the second of a GPU."
+    ),
     device: str = DEVICE,
     as_json: bool = JSON,
     plot_file: Path | None = typer.Option(None, "--plot", help="Against workers: .png .svg."),

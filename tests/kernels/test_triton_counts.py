@@ -139,9 +139,9 @@ def test_levels_from_cut_maxima():
     u = torch.randn(9000, device=DEVICE)
     maxima = u.abs().view(-1, 20).amax(1)
     whole = restored(cut(maxima))
-    for rule, ranks in ((Rule.NORMAL, (20, 30)), (Rule.LIST, (20,))):
-        found = level_triton(rule, u, 3, cut(maxima), 2, ranks, 3.0)
-        torch.testing.assert_close(found, level_torch(rule, u, 3, whole, 2, ranks, 3.0))
+    for rule, step, ranks in ((Rule.NORMAL, 3, (20, 30)), (Rule.LIST, 1, (20,))):
+        found = level_triton(rule, u, step, cut(maxima), 2, ranks, 3.0)
+        torch.testing.assert_close(found, level_torch(rule, u, step, whole, 2, ranks, 3.0))
     many = torch.rand(9000, device=DEVICE)
     found = level_triton(Rule.LIST, u[:64] + 9, 1, cut(many), 1, (50,))
     assert torch.equal(found, level_torch(Rule.LIST, u[:64] + 9, 1, restored(cut(many)), 1, (50,)))
