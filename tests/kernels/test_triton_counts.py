@@ -11,7 +11,7 @@ from gradwire.kernels.level_triton import level_triton
 from gradwire.kernels.plan_triton import UNIT, every, plan, processors
 from gradwire.kernels.turns_triton import BOUND, WAY
 from gradwire.kernels.way_triton import BY_BINS
-from tests.kernels.test_triton_edge import Steps, cut, header
+from tests.kernels.test_triton_edge import Steps, Thresholds, cut, header
 
 SIZE, GROUP = 16 * UNIT, 32
 HASH, WIDE = 0x9E3779B1, 2**32
@@ -121,13 +121,34 @@ def test_many_that_are_nearly_alike_are_candidates():
 
     On a GPU so small a vector has parts without room for them.
     """
-    u = torch.randn(6000).clamp(-2, 2)
-    u[::140] = 3 + 0.01 * torch.rand(43)
-    run = Steps(6000, 6, 32, rough=True)
-    run.step(u)
-    assert ON_GPU or header(WAY) == BY_BINS.value
-    run.step(u * 0)
-    assert ON_GPU or header(WAY) == BY_BINS.value
+    u = torch.randn(20_000).clamp(-2, 2)
+    u[::66] = 3 + 0.01 * torch.rand(304)
+    run = Steps(20_000, 40, 32, rough=True)
+    for gradient in (u, u * 0):
+        run.step(gradient)
+        assert ON_GPU or header(WAY) == BY_BINS.value
+
+
+def test_winners_that_lie_together_have_few_maxima():
+    """Fewer of these than winners are near the last edge, which then is the bound, lowered."""
+    torch.manual_seed(6)
+    run = Steps(6000, 60, 32, rough=True)
+    run.step(torch.randn(6000))
+    run.mine.zero_()
+    run.theirs.zero_()
+    bound = run.edge.words[0].cpu().view(torch.float32) * 0.85
+    gradient = 1e-3 * torch.randn(6000)
+    gradient[640:800] = 9 + torch.rand(160)
+    run.step(gradient)
+    assert torch.tensor(header(BOUND), dtype=torch.int32).view(torch.float32) == bound
+
+
+def test_a_threshold_within_the_code_of_a_maximum():
+    run = Thresholds(3000, 20, 32, rough=True)
+    gradient = torch.zeros(3000)
+    gradient[1234] = 2.9001
+    assert cut(gradient[1234]) == cut(torch.tensor(2.9))
+    assert int(run.step(gradient, 2.9)[0]) == 1234
 
 
 def restored(codes):
