@@ -13,6 +13,7 @@ from types import ModuleType
 import pytest
 
 import gradwire
+from tests.ranks import PRELOAD
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -31,7 +32,7 @@ def run(tmp_path_factory):
     optimisers import when they are first used, and done nothing else.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["gradwire", "torch._dynamo"])
+    context.set_forkserver_preload(PRELOAD)
     said = tmp_path_factory.mktemp("docs") / "said"
 
     def run(code):

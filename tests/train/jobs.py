@@ -1,5 +1,6 @@
 """What the ranks of these tests do; here because other processes have to import it."""
 
+import dataclasses
 import os
 import time
 from pathlib import Path
@@ -41,6 +42,11 @@ def place_of(rank):
 def pooled(rank, work, *args):
     """What the workers of `launch` do, without the seconds that each takes to start."""
     return work(place_of(rank), *args)
+
+
+def own(rank, work, *args):
+    """The same, where the work is told that `launch` has started it."""
+    return work(dataclasses.replace(place_of(rank), own_workers=True), *args)
 
 
 def train(place, run, folder, sitting=QUIET):

@@ -10,7 +10,6 @@ import pytest
 
 from gradwire.train import Plan, Sitting, checkpoint, train
 from gradwire.train.folder import METRICS, read_json, write_config
-from gradwire.train.launch import launch
 from gradwire.train.metrics import read_records
 from tests.data.files import write_mnist
 from tests.train import jobs
@@ -21,14 +20,24 @@ def files(tmp_path_factory):
     return write_mnist(tmp_path_factory.mktemp("mnist"), train=133, test=40)
 
 
+@pytest.fixture
+def on_the_pool(ranks, monkeypatch):
+    """Training starts no workers of its own; the tests of signals below show those."""
+
+    def launch(work, *args, workers, device):
+        return ranks.run(workers, jobs.own, work, *args)[0]
+
+    monkeypatch.setattr("gradwire.train.run.launch", launch)
+
+
 @pytest.fixture(scope="module")
-def broken_off(files, tmp_path_factory):
+def broken_off(ranks, files, tmp_path_factory):
     """A run in one go, and the same in three sittings with checkpoints in the middle of epochs."""
     folder = tmp_path_factory.mktemp("runs")
     run = jobs.options(files)
     for name in ("whole", "parts", "begun"):
         write_config(folder / name, run)
-    return folder, launch(jobs.whole_and_in_parts, run, folder, workers=2)
+    return folder, ranks.run(2, jobs.own, jobs.whole_and_in_parts, run, folder)[0]
 
 
 def test_a_run_in_parts_ends_with_the_same_bits(broken_off):
@@ -75,7 +84,7 @@ def test_only_the_last_checkpoint_is_kept(broken_off):
     assert names == ["trainer.pt", "wire-00000080"]
 
 
-def test_other_workers_go_on_and_more_epochs_too(broken_off):
+def test_other_workers_go_on_and_more_epochs_too(broken_off, on_the_pool):
     folder, (_, _, begun) = broken_off
     assert (begun["steps"], begun["complete"]) == (3, False)
     job = Plan.resume(folder / "begun", {"workers": 1, "epochs": 11}, sitting=Sitting(quiet=True))
@@ -126,7 +135,7 @@ def test_sigterm_saves_too(files, tmp_path):
     assert command == ["gradwire", "train", "--resume", str(tmp_path / "run")]
 
 
-def test_comparison_runs_share_the_seed_and_the_report(files, tmp_path):
+def test_comparison_runs_share_the_seed_and_the_report(files, tmp_path, on_the_pool):
     out = tmp_path / "run"
     given = jobs.options(files, compare=("dense",), epochs=2).asdict()
     outcome = train(Plan.new(given, out, sitting=Sitting(quiet=True)))
