@@ -41,34 +41,35 @@ CUDA = Costs(
     reference=4.32e12,
     bundle=7e-4,
     passes={
-        "topk": 1.17,
-        "mstopk": 1.21,
-        "dgc": 1.32,
-        "threshold": 1.34,
-        "bisect": 1.37,
-        "trimmed": 1.21,
-        "gaussiank": 1.21,
-        "sidco": 1.23,
-        "chunked": 1.13,
-        "randk": 1.09,
+        "topk": 1.13,
+        "mstopk": 1.18,
+        "dgc": 1.26,
+        "threshold": 1.29,
+        "bisect": 1.33,
+        "trimmed": 1.18,
+        "gaussiank": 1.16,
+        "sidco": 1.20,
+        "chunked": 1.14,
+        "randk": 1.08,
         "micro": 12.9,
         "exdyna": 12.9,
         "deft": 12.9,
     },
-    slope={"": 42.0},
+    slope={"": 39.0},
     most=40.0,
     encode=(0.01, 0.06),
     decode=(0.01, 0.06),
     add=0.1,
-    merge=0.2,
-    sketch=0.02,
+    merge=0.03,
+    sketch=0.028,
     matrix=(2e-4, 4e-4),
     fill=1 / 3,
     merging=1.3e-3,
 )
-"""One H200: benchmarks/results/methods_202611.md. micro, exdyna and deft were not measured there,
-nor what an entry costs in merging and sketches: those are guesses. A merge's own time is from one
-row of gtopk, in plan_202611.md."""
+"""One H200: benchmarks/results/methods_202611.md. micro, exdyna and deft were not measured there:
+those are guesses. Merging and sketches are from 138 M entries of studies_202611.md (a table that
+fits in the cache takes half of that), a merge's own time from one row of gtopk, in
+plan_202611.md."""
 
 CPU = Costs(
     reference=36.6e9,
