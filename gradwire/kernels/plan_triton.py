@@ -14,6 +14,7 @@ LISTS = 8
 UNIT = 2048
 """Entries whose group maxima the scan counts, or does not count, together."""
 _CROWDS = {1: 2, 16: 3, 32: 16, 64: 16}
+"""`Plan.crowd` by the size of a group: what `room` and `spill` below hold."""
 ALONE = 8192
 """Maxima an item from which on phase 0 has launches of its own."""
 MANY = 1 << 18
