@@ -115,7 +115,7 @@ def _row(
 ) -> Row:
     k, name = entries(density, sets.size), variant.method
     achieved, nbytes = k, 12 * sets.size
-    energy = recall = None
+    energy = recall = timed = None
     if name == "floor":
         time = floor
     elif name == "local":
@@ -134,9 +134,10 @@ def _row(
             for step in LEARNING * steps:
                 step()
         time = measure(steps, sets.device, repeat, warmup)
+        timed = steps[(max(warmup, len(steps)) + repeat - 1) % len(steps)].achieved()
     return Row.of(
         variant.name, sets.size, density, k, achieved, time, floor, nbytes, sets.device,
-        sets.data, energy, recall,
+        sets.data, energy, recall, timed,
     )  # fmt: skip
 
 

@@ -15,7 +15,8 @@ class Row:
     """A method's time for one error-feedback step on `size` entries, and the floor beside it.
 
     achieved: entries that were chosen in a first step. energy: theirs over that of the exact top
-    k. recall: the share of the exact top k among them. floor_ms: the floor of this row in the same
+    k. recall: the share of the exact top k among them. timed: entries chosen in the last step that
+    was timed. floor_ms: the floor of this row in the same
     run. ratio: ms / floor_ms. gbps: the floor's bytes over this row's time.
     """
 
@@ -35,18 +36,19 @@ class Row:
     data: str
     energy: float | None
     recall: float | None
+    timed: int
 
     @classmethod
     def of(
         cls, method: str, size: int, density: float, k: int, achieved: int,
         time: Timing, floor: Timing, nbytes: int, device: torch.device, data: str = "gaussian",
-        energy: float | None = None, recall: float | None = None,
+        energy: float | None = None, recall: float | None = None, timed: int | None = None,
     ) -> "Row":  # fmt: skip
         return cls(
             method, size, k, achieved, round(time.ms, 5), round(floor.ms, 5),
             round(time.ms / floor.ms, 4), round(time.p20, 5), round(time.p80, 5),
             round(nbytes / time.ms / 1e6, 1), density, device_name(device), versions(device),
-            data, energy, recall,
+            data, energy, recall, achieved if timed is None else timed,
         )  # fmt: skip
 
     def asdict(self) -> dict[str, Any]:

@@ -16,14 +16,14 @@ def as_table(rows: Sequence[Row]) -> Table:
     title = f"{rows[0].device}; {rows[0].versions}"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     left = ("method", "data")
-    right = ("size", "density", "n/k", "energy", "recall", "ms", "ratio")
+    right = ("size", "density", "n/k", "energy", "recall", "timed", "ms", "ratio")
     for name in left + right:
         table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
     for row in rows:
         cells = (row.method, row.data, as_count(row.size), f"{row.density:g}")
         found = ("" if x is None else f"{x:.3g}" for x in (row.energy, row.recall))
-        share = f"{row.achieved / row.k:.3g}"
-        table.add_row(*cells, share, *found, f"{row.ms:.4g}", f"{row.ratio:.2f}x")
+        share, timed = f"{row.achieved / row.k:.3g}", f"{row.timed / row.k:.3g}"
+        table.add_row(*cells, share, *found, timed, f"{row.ms:.4g}", f"{row.ratio:.2f}x")
     return table
 
 

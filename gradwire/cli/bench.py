@@ -46,6 +46,7 @@ def compress(
     ),
     device: str = DEVICE,
     repeat: int = REPEAT,
+    warmup: int = typer.Option(5, min=1, help="Steps before the first that is timed."),
     as_json: bool = JSON,
     plot_file: Path | None = typer.Option(None, "--plot", help="Time against size: .png .svg."),
     out: Path | None = typer.Option(None, help="A folder for a page that compares the methods."),
@@ -53,8 +54,9 @@ def compress(
     """Time one error-feedback step (accumulate, compress, settle) of each method.
 
     Every table has the floor, `e.add_(g)`, which reads gradient and residual and writes the
-    residual, and torch.topk of the same vector. n/k: entries chosen over entries asked for.
-    energy, recall: what was chosen against the exact top k.
+    residual, and torch.topk of the same vector. n/k: entries chosen over entries asked for, in a
+    first step. energy, recall: what was chosen there against the exact top k. timed: n/k of the
+    last step that was timed; a fixed threshold takes some steps to find entries.
     """
     from gradwire.bench import bench_compress
     from gradwire.bench.data import read_gradient
@@ -72,6 +74,7 @@ def compress(
             list(METHODS) if methods == "all" else _split(methods),
             _device(device),
             repeat,
+            warmup,
             data=_split(data),
             given=None if gradient is None else (gradient.stem, read_gradient(gradient)),
             options=option,

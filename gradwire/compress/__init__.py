@@ -96,6 +96,10 @@ def _times_k(k: int, size: int, options: Mapping[str, Any]) -> int:
     return room(k, size, options["capacity"])
 
 
+def _for_capacity(k: int, size: int, device: torch.device, options: Mapping[str, Any]) -> int:
+    return group_size(size, _times_k(k, size, options), device)
+
+
 METHODS: dict[str, Method] = {
     m.name: m
     for m in (
@@ -106,7 +110,9 @@ METHODS: dict[str, Method] = {
         Method(bisect, rough=True, capacity=lambda k, size, options: room(k, size, MOST)),
         Method(mstopk),
         Method(sidco, capacity=_times_k, check=check_capacity),
-        Method(threshold, capacity=_times_k, rough=True, check=check_threshold),
+        Method(
+            threshold, capacity=_times_k, group=_for_capacity, rough=True, check=check_threshold
+        ),
         Method(chunked, capacity=chunked_room, group=chunked_group, check=check_chunked),
         Method(
             randk,

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradwire import kernels
 from gradwire.compress.estimate import beyond, check_capacity, level, room, tail
 from gradwire.errors import ConfigError, unknown
 from gradwire.kernels.level_torch import Rule
@@ -37,7 +38,8 @@ def gaussiank(
     taken, and the rest is kept.
     repaired: t = z sqrt(mean u^2), z = Phi^-1(1 - k/2d), held between two group maxima that k and
         1.25 k groups reach, so that n >= k; the k largest of these are taken: n = k, or all that
-        are not zero. The mean is that of a sample.
+        are not zero. The mean is that of a sample. On CUDA the scan takes it on its way and the
+        selection finds t, from the second step on.
     """
     if variant == "repaired":
         return _repaired(u, k, memory, scan)
@@ -68,6 +70,9 @@ def check_gaussiank(options: Mapping[str, Any]) -> None:
 
 def _repaired(u: Tensor, k: int, memory: Memory, scan: Scan | None) -> Sparse:
     z = _quantile(1 - k / memory.real(u) / 2)
+    if scan is not None and scan.maxima is not None and scan.edge and scan.edge.has_counts:
+        chosen = kernels.quantile(u, z, k, scan.maxima, scan.group, scan.edge)
+        return Sparse(*chosen, u.numel())
     found = level(u, scan, Rule.NORMAL, k, k + k // 4, scale=z)
     return beyond(u, found, k, scan)
 

@@ -45,7 +45,7 @@ def draw_early(u: Tensor, k: int, memory: Memory, options: Mapping[str, Any]) ->
     """Draws while u is still being made, which takes longer."""
     if pays(u.numel(), u.device):
         shared, seed = options["shared"], options["seed"]
-        drawn = Beside("draw", u.device, lambda: _draw(u, k, memory, shared, seed))
+        drawn = Beside("draw", u.device, lambda: _draw(u, k, memory, shared, seed), urgent=True)
         memory.early["drawn"] = drawn
 
 

@@ -18,6 +18,7 @@ from gradwire.kernels.mean import mean
 from gradwire.kernels.momentum import momentum
 from gradwire.kernels.once import once
 from gradwire.kernels.pack import pack
+from gradwire.kernels.quantile import quantile
 from gradwire.kernels.scan import scan
 from gradwire.kernels.settle import settle
 from gradwire.kernels.sketch import insert, query
@@ -41,6 +42,7 @@ __all__ = [
     "once",
     "pack",
     "pick",
+    "quantile",
     "query",
     "scan",
     "select",

@@ -17,13 +17,18 @@ T = TypeVar("T")
 class Beside(Generic[T]):
     """Work on a stream at the side of the current one, which has one for each purpose.
 
+    urgent: its kernels go before what waits on the current stream, which otherwise, once a large
+    launch has begun there, they would wait for the end of.
+
     It begins when all that the current stream has enqueued is done: what was allocated there and
     given back is then in use no more.
     """
 
-    def __init__(self, purpose: str, device: torch.device, work: Callable[[], T]) -> None:
+    def __init__(
+        self, purpose: str, device: torch.device, work: Callable[[], T], urgent: bool = False
+    ) -> None:
         here = torch.cuda.current_stream(device)
-        side, fork, self._ready = _side(here, purpose)
+        side, fork, self._ready = _side(here, purpose, urgent)
         self._device = device
         fork.record(here)
         side.wait_event(fork)
@@ -47,10 +52,11 @@ def pays(size: int, device: torch.device) -> bool:
 
 @functools.cache
 def _side(
-    of: torch.cuda.Stream, purpose: str
+    of: torch.cuda.Stream, purpose: str, urgent: bool
 ) -> tuple[torch.cuda.Stream, torch.cuda.Event, torch.cuda.Event]:
     """The stream, and the events of parting and meeting.
 
     Used again and again: whoever waits for an event waits for what was recorded last.
     """
-    return torch.cuda.Stream(of.device), torch.cuda.Event(), torch.cuda.Event()
+    stream = torch.cuda.Stream(of.device, priority=-1 if urgent else 0)
+    return stream, torch.cuda.Event(), torch.cuda.Event()

@@ -8,8 +8,8 @@ entries that reach it says whether it was low enough.
 import triton
 import triton.language as tl
 
-from gradwire.kernels.bits_triton import INFINITY, bits_of
-from gradwire.kernels.counts_triton import LOW, lowest, read
+from gradwire.kernels.bits_triton import INFINITY, bits_of, magnitude
+from gradwire.kernels.counts_triton import LOW, lowest, mean_square, read
 from gradwire.kernels.turns_triton import COARSE_BINS, FINE_BITS
 
 SECTOR = tl.constexpr(8)
@@ -69,14 +69,24 @@ def _lower(edge):
 
 
 @triton.jit
-def _counted(counts, words, rank):
-    """The same from what the scan counted, whose edge tells where the bins are."""
+def _counted(counts, words, rank, loose, scale):
+    """The same from what the scan counted, whose edge tells where the bins are.
+
+    With a scale it is that many root mean squares of the entries, held between this bound and one
+    that `loose` of those counted reach.
+    """
     edge = tl.load(words)
     bin, seen, total, top = read(counts, rank)
     # With so few maxima near the last edge, the winners lie together.
-    t = tl.where(total < rank, _lower(edge), (lowest(edge) + bin) << LOW)
+    few = total < rank
+    t = tl.where(few, _lower(edge), (lowest(edge) + bin) << LOW)
+    if scale is not None:
+        low, _, _, _ = read(counts, loose)
+        guess = magnitude(scale * tl.sqrt(mean_square(counts)))
+        guess = tl.maximum(guess, (lowest(edge) + low) << LOW)
+        t = tl.where(few, t, tl.minimum(guess, t))
     largest = (tl.minimum(lowest(edge) + top, 0xFFFF) << LOW) + 0x7FFF
-    return t, tl.where(total < rank, 0, seen), largest
+    return t, tl.where(few, 0, seen), largest
 
 
 @triton.jit
@@ -90,7 +100,7 @@ def lowered(words):
 
 
 @triton.jit
-def aim(values, counts, n, rank, crowd, threshold, words, SAMPLE: tl.constexpr):
+def aim(values, counts, n, rank, loose, crowd, threshold, scale, words, SAMPLE: tl.constexpr):
     """The bound, at least 1, or 0 where none helps; and the width of a coarse bin, in bits.
 
     Where there is a threshold, never below what passes it.
@@ -98,7 +108,7 @@ def aim(values, counts, n, rank, crowd, threshold, words, SAMPLE: tl.constexpr):
     if counts is None:
         t, seen, largest = _sampled(values, n, rank, SAMPLE)
     else:
-        t, seen, largest = _counted(counts, words, rank)
+        t, seen, largest = _counted(counts, words, rank, loose, scale)
     # Where these are full of ties so is the rest: everything would be a candidate.
     helps = (crowd > 0) & ((seen <= crowd * rank + 64) | (t == 0))
     shift = 10

@@ -1,9 +1,11 @@
-"""How large the group maxima are: counted by the scan on its way, read by the selection after it.
+"""How large the group maxima are, and the entries: counted by the scan on its way, read by the
+selection after it.
 
 A maximum is counted by its code, the 16 bits after the sign, in one of 1024 bins around the last
 edge: from a sixth of it to three times as much. Neighbours are kept on different cache lines, each
 of which takes one addition at a time. Bins for all codes would be far too many to look through, and
-a few wide ones would all add to the same line.
+a few wide ones would all add to the same line. After the bins come, as fp64, sums of squares of the
+entries and how many these are, in 32 parts each.
 """
 
 import triton
@@ -17,6 +19,7 @@ LOW = tl.constexpr(15)
 BINS = tl.constexpr(1024)
 BELOW = tl.constexpr(640)
 """Bins below the edge: 256 a power of two."""
+PARTS = tl.constexpr(32)
 
 
 @triton.jit
@@ -27,13 +30,14 @@ def lowest(edge):
 
 @triton.jit
 def tally(
-    counts, words, maxima, start, left, every,
+    counts, words, u, maxima, start, left, every,
     GROUP: tl.constexpr, TILE: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Counts the maxima of a tile that this program has written, of one in `every` units.
+    """Counts the maxima of a tile that this program has written, of one in `every` units, and adds
+    up the squares of its entries.
 
-    Units are hashed, so that no period in the data goes unseen. The maxima are read again: kept
-    until here they would take registers from every program.
+    Units are hashed, so that no period in the data goes unseen. Maxima and entries are read again:
+    kept until here they would take registers from every program.
     """
     unit = (start // UNIT).to(tl.uint32)
     if tl.umulhi(unit * 0x9E3779B1, every.to(tl.uint32)) == 0:
@@ -45,6 +49,24 @@ def tally(
         bin = tl.minimum((bits >> LOW) - lowest(tl.load(words)), BINS - 1)
         ones = tl.full([TILE // GROUP], 1, tl.int32)
         tl.atomic_add(counts + _place(bin), ones, mask=real & (bin >= 0), sem="relaxed")
+        entry = tl.arange(0, TILE)
+        x = tl.load(u + start + entry, mask=entry < left, other=0, cache_modifier=".cg")
+        x = x.to(tl.float64)
+        part = _squares(counts) + (unit & (PARTS - 1))
+        tl.atomic_add(part, tl.sum(x * x), sem="relaxed")
+        tl.atomic_add(part + PARTS, left.to(tl.float64), sem="relaxed")
+
+
+@triton.jit
+def _squares(counts):
+    return (counts + BINS).to(tl.pointer_type(tl.float64))
+
+
+@triton.jit
+def mean_square(counts):
+    """Of the entries that were counted."""
+    part = _squares(counts) + tl.arange(0, PARTS)
+    return tl.sum(tl.load(part)) / tl.sum(tl.load(part + PARTS))
 
 
 @triton.jit

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-COUNTS = 1024
+COUNTS = 1024 + 128
 
 
 class Edge:
-    """Where the winners of a selection ended, and how large the group maxima of a scan are.
+    """Where the winners of a selection ended, and how large group maxima and entries of a scan are.
 
     Winners were the entries of larger magnitude than the edge, and of those that equal it the
     first: `words`, on the device, holds the edge as bits, the index of the last winner among
@@ -32,6 +32,11 @@ class Edge:
             self.counts.zero_()
         self._counted = True
         return self.counts
+
+    @property
+    def has_counts(self) -> bool:
+        """Whether the last scan has counted for a selection that is still to come."""
+        return self._counted
 
     def counted(self) -> Tensor | None:
         """What the last scan counted, for one selection, which leaves zeros; None if it is gone."""

@@ -80,7 +80,7 @@ def _momentum(
         )  # fmt: skip
     if counts is not None:
         left = rest(span, start, TILE)
-        tally(counts, words, maxima, place + start, left, every, GROUP, TILE, UNIT)
+        tally(counts, words, residual, maxima, place + start, left, every, GROUP, TILE, UNIT)
 
 
 _launch = Launcher(_momentum, num_warps=WARPS, enable_fp_fusion=False)

@@ -31,10 +31,11 @@ class Plan:
     do it. n: maxima, or entries where there are none. sample: how many of them the bound is taken
     from. rank: how many of those must reach it. crowd: more than that many times the rank means
     ties, for whose entries there would be no room; 0: no bound is looked for. counted: the rank
-    where the scan has counted. rows: tiles of phase 0, in rows of 128. threads: of its programs.
-    share: tiles of maxima, or entries, a part. room: candidates a part keeps. spill: candidates in
-    common. whole: no group is cut short. wide: tiles of 4096 entries an item, in the slower path.
-    copies: of the coarse bins. warps: of the last launch. words: int32 of scratch.
+    where the scan has counted; loose: that of a quarter more entries. rows: tiles of phase 0, in
+    rows of 128. threads: of its programs. share: tiles of maxima, or entries, a part. room:
+    candidates a part keeps. spill: candidates in common. whole: no group is cut short. wide: tiles
+    of 4096 entries an item, in the slower path. copies: of the coarse bins. warps: of the last
+    launch. words: int32 of scratch.
     """
 
     items: int
@@ -46,6 +47,7 @@ class Plan:
     rank: int
     crowd: int
     counted: int
+    loose: int
     rows: int
     threads: int
     share: int
@@ -111,6 +113,7 @@ def plan(size: int, k: int, group: int, processors: int) -> Plan:
         rank=rank,
         crowd=0 if hopeless else _CROWDS[group],
         counted=_surely(k, every(size)),
+        loose=_surely(k + k // 4, every(size)),
         rows=rows,
         threads=32 * warps,
         share=-(-n // (parts * rows * 128)),

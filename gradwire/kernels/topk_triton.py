@@ -1,190 +1,21 @@
-"""topk and above on CUDA: few launches, no host sync, exactly k entries in order.
-
-Phase 0: a bound from the group maxima, the groups that reach it, their entries that do (launches of
-their own for large vectors, otherwise all phases are one launch).
-Phase 1: the coarse bin of the k-th magnitude; its candidates counted by their last bits.
-Phase 2: the k-th magnitude exactly; winners to their places, ties to the smaller index.
-When fewer than k entries are not zero, phase 2 takes the rest from the zeros. When the candidates
-are too few (an unlucky sample) or too many (ties, one scale against another), phases 1 to 8 count
-digits over all of u instead, and phase 9 writes.
-"""
+"""topk, above and quantile on CUDA: how the launches of `phases_triton` are put together."""
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
-from gradwire.kernels.bound_triton import aim
-from gradwire.kernels.edge import COUNTS, Edge
-from gradwire.kernels.exact_triton import count_digits, narrow
+from gradwire.kernels.backend import constant
+from gradwire.kernels.edge import Edge
 from gradwire.kernels.launch_triton import Launcher
+from gradwire.kernels.phases_triton import find_bound, prune_parts, winners
 from gradwire.kernels.plan_triton import PRUNE_WARPS, WARPS, plan, processors
-from gradwire.kernels.prune_triton import prune
 from gradwire.kernels.scan_triton import group_maxima
 from gradwire.kernels.topk import group_size
-from gradwire.kernels.turns_triton import (
-    BOUND,
-    CLEARED,
-    COARSE,
-    COARSE_BINS,
-    DIGITS,
-    FINE,
-    PASSES,
-    SHIFT,
-    WANTED,
-    WAY,
-    clear,
-    finish,
-    leave,
-    take,
-    wait,
-)
-from gradwire.kernels.way_triton import (
-    BY_BINS,
-    BY_DIGITS,
-    WITH_ZEROS,
-    choose_way,
-    emit_candidates,
-    emit_entries,
-    fill,
-    look,
-)
 from gradwire.kernels.workspace_triton import workspace
 
-COUNTED = tl.constexpr(COUNTS)
-PHASES = tl.constexpr(10)
-SCAN = tl.constexpr(4096)
-
-
-@triton.jit(do_not_specialize=["n", "rank", "crowd"])
-def _bound(work, maxima, threshold, words, n, rank, crowd, SAMPLE: tl.constexpr):
-    """Leaves the bound in the header."""
-    t, shift = aim(maxima, None, n, rank, crowd, threshold, words, SAMPLE)
-    tl.store(work + BOUND, t)
-    tl.store(work + SHIFT, shift)
-
-
-@triton.jit(do_not_specialize=["size", "n", "rank", "crowd", "share", "room", "spill"])
-def _prune(
-    work, u, maxima, counts, scratch, threshold, words, size, n, rank, crowd, share, room, spill,
-    PARTS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, THREADS: tl.constexpr,
-    WHOLE: tl.constexpr, COPIES: tl.constexpr,
-):  # fmt: skip
-    """The candidates of one part: for large vectors, whose many parts hide each other's waits.
-
-    Clears what the launch after it counts in.
-    """
-    cap = PARTS * room + spill
-    cand = (scratch + 2 * PARTS).to(tl.pointer_type(tl.int64))
-    ids = scratch + 2 * PARTS + cap + cap
-    part = tl.program_id(0)
-    if counts is None:
-        t = tl.load(work + BOUND)
-        shift = tl.load(work + SHIFT)
-    else:
-        t, shift = aim(None, counts, n, rank, crowd, threshold, words, 0)
-        if part == 0:
-            tl.store(work + BOUND, t)
-            tl.store(work + SHIFT, shift)
-    clear(work + DIGITS, CLEARED, part, PARTS, 128)
-    clear(work + FINE, 1 << shift, part, PARTS, 128)
-    prune(
-        work, u, maxima, ids, cand, scratch, size, n, t, shift, share, room, spill,
-        part, PARTS, GROUP, ROWS, THREADS, WHOLE, COPIES,
-    )  # fmt: skip
-
-
-@triton.jit
-def _first(
-    work, u, maxima, counts, scratch, threshold, words, size, n, rank, crowd, share, room, spill,
-    item, ITEMS: tl.constexpr, GROUP: tl.constexpr, SAMPLE: tl.constexpr, ROWS: tl.constexpr,
-    THREADS: tl.constexpr, WHOLE: tl.constexpr, COPIES: tl.constexpr,
-):  # fmt: skip
-    """Phase 0: both of these in one, for vectors where launches would cost more."""
-    clear(work + DIGITS, CLEARED, item, ITEMS, 512)
-    t, shift = aim(maxima, counts, n, rank, crowd, threshold, words, SAMPLE)
-    clear(work + FINE, 1 << shift, item, ITEMS, 512)
-    cap = ITEMS * room + spill
-    cand = (scratch + 2 * ITEMS).to(tl.pointer_type(tl.int64))
-    ids = scratch + 2 * ITEMS + cap + cap
-    prune(
-        work, u, maxima, ids, cand, scratch, size, n, t, shift, share, room, spill,
-        item, ITEMS, GROUP, ROWS, THREADS, WHOLE, COPIES,
-    )  # fmt: skip
-    tl.store(work + BOUND, t)
-    tl.store(work + SHIFT, shift)
-
-
-@triton.jit(do_not_specialize=["size", "k", "n", "rank", "crowd", "share", "room", "spill", "wide"])
-def _topk(
-    work, u_at, maxima_at, counts, scratch_at, threshold, indices, values, count, words,
-    size, k, n, rank, crowd, share, room, spill, wide,
-    ITEMS: tl.constexpr, LISTS: tl.constexpr, LOOKS: tl.constexpr, GROUP: tl.constexpr,
-    SAMPLE: tl.constexpr, ROWS: tl.constexpr, THREADS: tl.constexpr, WHOLE: tl.constexpr,
-    BEGIN: tl.constexpr, COPIES: tl.constexpr,
-):  # fmt: skip
-    number = take(work)
-    busy = number < (PHASES - BEGIN) * ITEMS
-    while busy:
-        phase = BEGIN + number // ITEMS
-        item = number % ITEMS
-        zero = (number >> 30) * 64
-        if phase > BEGIN:
-            zero = wait(work, (tl.minimum(phase, 2) - BEGIN) * ITEMS)
-        # Pointers that seem new in every phase: kept for all phases they would fill the registers.
-        w = work + zero
-        u = u_at + zero
-        scratch = scratch_at + zero
-        cand = (scratch + 2 * ITEMS * LISTS).to(tl.pointer_type(tl.int64))
-        first = item.to(tl.int64) * wide * SCAN
-        last = tl.minimum(first + wide.to(tl.int64) * SCAN, size)
-        if phase == 0:
-            _first(
-                w, u, maxima_at + zero, counts, scratch, threshold, words, size + zero, n + zero,
-                rank, crowd, share, room, spill, item, ITEMS, GROUP, SAMPLE, ROWS, THREADS, WHOLE,
-                COPIES,
-            )  # fmt: skip
-        else:
-            t = look(w + BOUND)
-            shift = look(w + SHIFT)
-            if phase == 1:
-                way, bin = choose_way(w, k, spill, threshold, count, words, item, COPIES)
-                if count is not None:
-                    fill(indices, values, k, size.to(tl.int32), item, ITEMS)
-                if (way == BY_BINS) & (bin >= 0):
-                    narrow(w, cand, scratch, item * LISTS, t, shift, bin, LISTS)
-            else:
-                way = look(w + WAY)
-                busy = (way == BY_DIGITS) | (phase == 2)
-                if phase == 2:
-                    clear(w + COARSE, COPIES * COARSE_BINS, item, ITEMS, 512)
-                    if counts is not None:
-                        clear(counts, COUNTED, item, ITEMS, 512)
-                    if way == BY_BINS:
-                        emit_candidates(
-                            w, cand, scratch, t, shift, indices, values, words, item, LISTS, LOOKS
-                        )
-            if way == BY_DIGITS:
-                if phase > 2:
-                    wait(work, (phase - BEGIN) * ITEMS)
-                if phase <= PASSES:
-                    count_digits(w, u, first, last, look(w + WANTED), phase - 1, SCAN)
-            if ((way == WITH_ZEROS) & (phase == 2)) | ((way == BY_DIGITS) & (phase > PASSES)):
-                emit_entries(
-                    w, u, first, last, way, indices, values, count, words, item, ITEMS, LOOKS,
-                    SCAN // 128,
-                )  # fmt: skip
-        if busy:
-            finish(work)
-            number = take(work)
-            busy = number < (PHASES - BEGIN) * ITEMS
-    leave(work)
-
-
-_launch_bound = Launcher(_bound, num_warps=8)
+_launch_bound = Launcher(find_bound, num_warps=8)
 # With more registers not all of its programs would run at once.
-_launch_prune = Launcher(_prune, num_warps=PRUNE_WARPS, maxnreg=64)
-_launch_topk = {warps: Launcher(_topk, num_warps=warps) for warps in (WARPS, 2 * WARPS)}
+_launch_prune = Launcher(prune_parts, num_warps=PRUNE_WARPS, maxnreg=64)
+_launch_topk = {warps: Launcher(winners, num_warps=warps) for warps in (WARPS, 2 * WARPS)}
 
 
 def topk_triton(
@@ -205,6 +36,21 @@ def above_triton(
     edge: Edge | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """See `above`. The same launches; the threshold is the bound where it is the higher one."""
+    return _above(u, threshold, capacity, maxima, group, edge)
+
+
+def quantile_triton(
+    u: Tensor, scale: float, k: int, maxima: Tensor, group: int, edge: Edge
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `quantile`. The same launches; the threshold is found where the bound is."""
+    zero = constant(0, u.device).view(torch.float32)
+    return _above(u, zero, k, maxima, group, edge, scale)
+
+
+def _above(
+    u: Tensor, threshold: Tensor, capacity: int, maxima: Tensor | None, group: int,
+    edge: Edge | None, scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     room = min(capacity, u.numel())
     indices = torch.empty(capacity, dtype=torch.int32, device=u.device)
     values = torch.empty(capacity, dtype=u.dtype, device=u.device)
@@ -213,7 +59,7 @@ def above_triton(
         indices[room:].fill_(u.numel())
         values[room:].zero_()
     if room:
-        _select(u, room, maxima, group, threshold, indices, values, count, edge)
+        _select(u, room, maxima, group, threshold, indices, values, count, edge, scale)
         if edge is not None:
             edge.chose(indices, values)
     else:
@@ -224,6 +70,7 @@ def above_triton(
 def _select(
     u: Tensor, k: int, maxima: Tensor | None, group: int, threshold: Tensor | None,
     indices: Tensor, values: Tensor, count: Tensor | None, edge: Edge | None,
+    scale: float | None = None,
 ) -> None:  # fmt: skip
     device, size = u.device, u.numel()
     counts = None if edge is None or maxima is None else edge.counted()
@@ -238,19 +85,19 @@ def _select(
     at = 0 if threshold is None else threshold.data_ptr() % 16
     key = (
         p.shape, u.dtype, u.data_ptr() % 16, ruling.dtype, ruling.data_ptr() % 16, counts is None,
-        edge is None, count is None, at,
+        edge is None, count is None, at, scale is None,
     )  # fmt: skip
     words = None if edge is None else edge.words
     if p.begin:
         if counts is None:
             _launch_bound(1, key, u, work, ruling, threshold, words, p.n, rank, p.crowd, p.sample)
         _launch_prune(
-            p.items * p.lists, key, u, work, u, ruling, counts, room, threshold, words, size, p.n,
-            rank, p.crowd, p.share, p.room, p.spill, p.items * p.lists, p.group, p.rows,
-            p.threads, p.whole, p.copies,
+            p.items * p.lists, key, u, work, u, ruling, counts, room, threshold, scale, words, size,
+            p.n, rank, p.loose, p.crowd, p.share, p.room, p.spill, p.items * p.lists, p.group,
+            p.rows, p.threads, p.whole, p.copies,
         )  # fmt: skip
     _launch_topk[p.warps](
-        p.items, key, u, work, u, ruling, counts, room, threshold, indices, values, count,
-        words, size, k, p.n, rank, p.crowd, p.share, p.room, p.spill, p.wide, p.items, p.lists,
-        p.looks, p.group, p.sample, p.rows, p.threads, p.whole, p.begin, p.copies,
+        p.items, key, u, work, u, ruling, counts, room, threshold, scale, indices, values, count,
+        words, size, k, p.n, rank, p.loose, p.crowd, p.share, p.room, p.spill, p.wide, p.items,
+        p.lists, p.looks, p.group, p.sample, p.rows, p.threads, p.whole, p.begin, p.copies,
     )  # fmt: skip

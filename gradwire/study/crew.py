@@ -13,6 +13,7 @@ from gradwire.cluster.local import VirtualCluster
 from gradwire.data import Data, Shard, mix
 from gradwire.study.batches import Batches
 from gradwire.study.graphs import Passes, twins
+from gradwire.study.lanes import Lanes
 from gradwire.train.options import Options
 from gradwire.train.task import TASKS
 
@@ -55,8 +56,8 @@ class Crew:
     Every worker's gradient is of the same weights, so one copy is enough. Batch norm keeps worker
     0's running statistics, as a rank 0 checkpoint does. With one bundle and a rank-ordered
     exchange the weights are those of real ranks, bit for bit. On CUDA the passes of all workers
-    are one graph, unless batches differ in shape, as those of speech do; there dropout draws from
-    torch's generator, elsewhere every worker's is seeded at every step.
+    are one graph, or, where batches differ in shape, as those of speech do, run side by side; there
+    dropout draws from torch's generator, elsewhere every worker's is seeded at every step.
     """
 
     def __init__(self, options: Options, data: Data) -> None:
@@ -77,6 +78,7 @@ class Crew:
         self.entries = sum(p.numel() for p in self.parameters)
         self.batches = Batches(self.data, self.shards, self.device)
         self.passes: Passes | None = None
+        self.lanes: Lanes | None = None
         self.steps = self.exchanges = 0
         self.gradients: list[Tensor] = []
         self.kept: list[Tensor] = []
@@ -159,8 +161,10 @@ class Crew:
 
     def _gradients(self, epoch: int, offset: int) -> tuple[list[Tensor], Tensor]:
         """Each worker's flat gradient, and all losses."""
-        if self.device.type != "cuda" or self.options.task is TASKS["speech"]:
+        if self.device.type != "cuda":
             return self._one_by_one(epoch, offset)
+        if self.options.task is TASKS["speech"]:
+            return self._side_by_side(epoch, offset)
         batch = self.batches(epoch, offset)
         if self.passes is None:
             models = twins(self.model, self.options.workers)
@@ -183,6 +187,18 @@ class Crew:
             else:
                 for buffer, first in zip(self.model.buffers(), statistics, strict=True):
                     buffer.copy_(first)
+        return flat, torch.stack(losses)
+
+    def _side_by_side(self, epoch: int, offset: int) -> tuple[list[Tensor], Tensor]:
+        if self.lanes is None:
+            self.lanes = Lanes(twins(self.model, self.options.workers), self.device)
+        batches = [next(shard.batches(epoch, offset)) for shard in self.shards]
+
+        def loss(model: nn.Module, rank: int) -> Tensor:
+            seed = mix(self.options.seed, epoch, offset, rank)
+            return self.options.task.loss(model, self.data.training_batch(batches[rank], seed))
+
+        flat, losses = self.lanes(loss)
         return flat, torch.stack(losses)
 
     def _parts(self, flat: Tensor) -> tuple[Tensor, ...]:

@@ -40,7 +40,17 @@ def expected(u, edge_value, apart):
 
 
 def counts_of(edge):
-    return edge.counts.cpu().view(32, 32).t().flatten()
+    return edge.counts[:1024].cpu().view(32, 32).t().flatten()
+
+
+def squares_of(edge):
+    """The sum of squares, and of how many entries."""
+    return edge.counts[1024:].cpu().view(torch.float64).view(2, 32).sum(1).tolist()
+
+
+def counted_entries(u, apart):
+    units = torch.tensor(counted_units(u.numel(), apart))
+    return u.cpu().double().view(-1, UNIT)[units].flatten()
 
 
 @pytest.fixture
@@ -62,6 +72,22 @@ def test_the_scan_counts_around_the_last_edge(edge_value, few):
     scan_triton.scan_triton(u, [(0, torch.randn(SIZE).to(DEVICE))], maxima, GROUP, None, edge)
     assert 2 <= len(counted_units(SIZE, few)) <= 6
     assert torch.equal(counts_of(edge), expected(u, edge_value, few))
+    seen = counted_entries(u, few)
+    assert squares_of(edge) == pytest.approx([float((seen**2).sum()), seen.numel()])
+
+
+def test_squares_of_pieces_do_not_overflow(few):
+    """A tile counts with the unit it begins in; 1e30 squared is no fp32."""
+    edge, u = known(1e30), torch.zeros(SIZE, device=DEVICE)
+    maxima = torch.zeros(SIZE // GROUP, device=DEVICE)
+    parts = [(0, 1e30 * torch.randn(5000)), (5056, 1e30 * torch.randn(SIZE - 5056 - 20))]
+    scan_triton.scan_triton(u, [(i, p.to(DEVICE)) for i, p in parts], maxima, GROUP, None, edge)
+    starts = [*range(0, 5056, 1024), *range(5056, SIZE, 1024)]
+    ends = [min(s + 1024, 5056 if s < 5056 else SIZE) for s in starts]
+    counted = set(counted_units(SIZE, few))
+    seen = [u[s:e].cpu() for s, e in zip(starts, ends, strict=True) if s // UNIT in counted]
+    seen = torch.cat(seen).double()
+    assert squares_of(edge) == pytest.approx([float((seen**2).sum()), seen.numel()])
 
 
 def test_momentum_counts_too(few):
@@ -72,6 +98,8 @@ def test_momentum_counts_too(few):
     momentum_triton.momentum_triton(u, velocity, given, maxima, GROUP, 0.9, edge=edge)
     assert torch.equal(counts_of(edge), expected(u, 2.0, few))
     assert torch.equal(maxima, cut(u.abs().view(-1, GROUP).amax(1)))
+    seen = counted_entries(u, few)
+    assert squares_of(edge) == pytest.approx([float((seen**2).sum()), seen.numel()])
 
 
 def test_nothing_is_counted_before_the_first_edge_nor_twice():
