@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire.kernels.backend import constant
+from gradwire.kernels.beside import pays
 from gradwire.kernels.draw_torch import ROUNDS, grid
 from gradwire.kernels.launch_triton import Launcher
 from gradwire.kernels.turns_triton import FINE, MAX_ITEMS, look_back, take
@@ -22,6 +23,8 @@ ROOM = 128
 TILE = 128
 SIDE = 32
 """Buckets, and entries of each, that a program sorts at once."""
+PATIENT = 4
+"""Times as much a program does where the draw goes on beside a scan, to take less room from it."""
 TURNS = tl.constexpr(ROUNDS)
 
 
@@ -53,19 +56,20 @@ def _feistel(x, a, b, key):
 @triton.jit(do_not_specialize=["k", "size", "a", "b", "stream", "factor", "room"])
 def _drop(work, cells, draws, k, size, a, b, stream, factor, room, TILE: tl.constexpr):
     """Draws, and leaves each entry in its bucket."""
-    i = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    real = i < k
     key = _mix(tl.load(draws) + stream)
     wide, high = a.to(tl.uint32), b.to(tl.uint32)
     limit = size.to(tl.uint32)
-    # What begins inside comes back inside: the walk has an end.
-    x = _feistel(i.to(tl.uint32), wide, high, key)
-    while tl.max((real & (x >= limit)).to(tl.int32), axis=0) > 0:
-        x = tl.where(x < limit, x, _feistel(x, wide, high, key))
-    bucket = ((x.to(tl.int64) * factor) >> 31).to(tl.int32)
-    slot = tl.atomic_add(work + FINE + bucket, 1, mask=real, sem="relaxed")
-    there = cells + bucket.to(tl.int64) * room + slot
-    tl.store(there, x.to(tl.int32), mask=real & (slot < room))
+    for start in range(tl.program_id(0).to(tl.int64) * TILE, k, tl.num_programs(0) * TILE):
+        i = start + tl.arange(0, TILE)
+        real = i < k
+        # What begins inside comes back inside: the walk has an end.
+        x = _feistel(i.to(tl.uint32), wide, high, key)
+        while tl.max((real & (x >= limit)).to(tl.int32), axis=0) > 0:
+            x = tl.where(x < limit, x, _feistel(x, wide, high, key))
+        bucket = ((x.to(tl.int64) * factor) >> 31).to(tl.int32)
+        slot = tl.atomic_add(work + FINE + bucket, 1, mask=real, sem="relaxed")
+        there = cells + bucket.to(tl.int64) * room + slot
+        tl.store(there, x.to(tl.int32), mask=real & (slot < room))
 
 
 @triton.jit
@@ -145,7 +149,8 @@ def draw_triton(
     buckets = max(1, -(-k // MEAN))
     # A bucket of few values holds no more than those.
     room = min(ROOM, -(-size // buckets) + 1)
-    share = -(-buckets // (SIDE * MAX_ITEMS)) * SIDE
+    patient = PATIENT if pays(length, device) else 1
+    share = -(-buckets // (SIDE * MAX_ITEMS)) * SIDE * patient
     items = -(-buckets // share)
     # The counters of look_back, then one for each bucket.
     work = torch.zeros(FINE.value + buckets, dtype=torch.int32, device=device)
@@ -155,8 +160,8 @@ def draw_triton(
     # Triton has a type for numbers of 32 bits, and another for the rest.
     key = (draws.data_ptr() % 16, -(2**31) <= stream < 2**31)
     _launch_drop(
-        max(1, -(-k // TILE)), key, draws, work, cells, draws, k, size, a, b, stream, factor, room,
-        TILE,
+        max(1, -(-k // (TILE * patient))), key, draws, work, cells, draws, k, size, a, b, stream,
+        factor, room, TILE,
     )  # fmt: skip
     slots = 0 if ends is None else ends.numel()
     looks, steps = 1 << (items - 1).bit_length(), slots.bit_length()

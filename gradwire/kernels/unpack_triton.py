@@ -161,7 +161,7 @@ def unpack_triton(
     given, target = messages.view(torch.int32), out.view(torch.int32)
     split, words = parts_of(encoding.indices, size, capacity)
     code, values = INDICES[encoding.indices], NOTHING if bare else VALUES[encoding.values]
-    key = (code, values, messages.data_ptr() % 16)
+    key = (code, values, messages.data_ptr() % 16, PARTS)
     if encoding.indices not in ("packed", "bitmap"):
         tiles = max(1, -(-capacity // TILE))
         _launch_each(

@@ -49,6 +49,13 @@ def test_streams_and_draws():
     assert len(set(map(tuple, drawn))) == len(drawn)
 
 
+@pytest.mark.parametrize("k", [1, 500, 513, 3000])
+def test_a_program_that_does_more(k, monkeypatch):
+    """As beside a scan: four tiles drawn, and four times the buckets put in order."""
+    monkeypatch.setattr(kernel, "pays", lambda length, device: True)
+    run(numbers(20_000), k)
+
+
 def test_walks_are_needed():
     """The grid has cells outside, and with k = size something lands on them."""
     size = 7 * 8 + 1
