@@ -14,6 +14,8 @@ from gradwire.errors import GradwireError
 from gradwire.train.place import Place, joined
 
 FAILED = 2
+PATIENCE = 300.0
+"""Seconds after which a collective counts as stuck: kernels that are compiled take some."""
 
 
 def rows_of(job: Job) -> list[dict[str, Any]]:
@@ -23,7 +25,7 @@ def rows_of(job: Job) -> list[dict[str, Any]]:
     if job.device == "cuda":
         device = torch.device("cuda", rank % torch.cuda.device_count())
     place = Place(rank, world, 0, device, lambda: False, own_workers=False)
-    with joined(place):
+    with joined(place, timeout=PATIENCE):
         return measure_steps(place, job)
 
 

@@ -23,7 +23,7 @@ ROOM = 128
 TILE = 128
 SIDE = 32
 """Buckets, and entries of each, that a program sorts at once."""
-PATIENT = 4
+PATIENT = 8
 """Times as much a program does where the draw goes on beside a scan, to take less room from it."""
 TURNS = tl.constexpr(ROUNDS)
 

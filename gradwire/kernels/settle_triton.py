@@ -6,7 +6,7 @@ from torch import Tensor
 
 from gradwire.kernels.launch_triton import Launcher, aligned
 
-TILE = 256
+TILE = 128
 
 
 @triton.jit(do_not_specialize=["count", "size"])

@@ -69,6 +69,15 @@ def test_topk_is_exact_and_randk_is_not():
         assert found["floor", kind].energy is None
 
 
+def test_what_the_timed_steps_choose_is_not_what_the_first_did():
+    """Entries add up until they reach a threshold: 12 deviations, 21 after 36 steps."""
+    given = {"methods": ["topk", "threshold"], "options": ["value=12"]}
+    found = {r.method: r for r in bench_compress([20_000], [0.01], device=CPU, warmup=36, **given)}
+    assert (found["topk"].achieved, found["topk"].timed) == (200, 200)
+    assert found["threshold"].achieved == 0
+    assert 200 < found["threshold"].timed <= 800
+
+
 def test_a_recorded_gradient_takes_the_place_of_size_and_data(tmp_path):
     np.save(tmp_path / "own.npy", np.arange(-500, 500, dtype=np.float32))
     given = ("own", read_gradient(tmp_path / "own.npy"))
