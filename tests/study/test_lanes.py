@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from gradwire.study import lanes
 from gradwire.study.crew import Crew
 from tests.study.test_crew import load, options
 
@@ -10,7 +11,10 @@ def crew():
     return Crew(run, load(run))
 
 
-def test_lanes_find_what_the_workers_find_one_by_one():
+@pytest.mark.parametrize("at_once", [8, 2])
+def test_lanes_find_what_the_workers_find_one_by_one(at_once, monkeypatch):
+    """Also with fewer lanes than workers."""
+    monkeypatch.setattr(lanes, "LANES", at_once)
     one, many = crew(), crew()
     for step in range(2):
         flat, losses = one._one_by_one(0, step)
