@@ -1,8 +1,9 @@
+import multiprocessing
 import os
 
 import pytest
 
-from tests.ranks import Ranks
+from tests.ranks import PRELOAD, Ranks
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Workers that take all cores each wait for each other. Read when torch is imported.
@@ -14,3 +15,14 @@ def ranks():
     pool = Ranks(4)
     yield pool
     pool.close()
+
+
+@pytest.fixture
+def forked(monkeypatch):
+    """Workers of `launch` come from a server that has imported torch, not from a new Python each.
+
+    They take that server for a parent that is gone: not for work that asks whether to stop.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    monkeypatch.setattr("torch.multiprocessing.get_context", lambda method: context)

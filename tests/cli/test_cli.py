@@ -86,7 +86,7 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(main, args, words):
     assert err.count("\n") == 1
 
 
-def test_a_mistake_found_by_the_workers_is_one_line_too_and_leaves_nothing(main, tmp_path):
+def test_a_mistake_found_by_the_workers_is_one_line_too_and_leaves_nothing(main, forked, tmp_path):
     out = tmp_path / "run"
     given = ["--data-dir", str(tmp_path), "--workers", "1", "--device", "cpu"]
     code, _, err = main("train", *given, "--out", str(out))
@@ -120,7 +120,7 @@ def test_without_typer_one_line_says_what_to_install(main, monkeypatch):
     assert (out, err) == ("", "")
 
 
-def test_doctor_finds_a_backend_that_works_and_measures_the_link(main):
+def test_doctor_finds_a_backend_that_works_and_measures_the_link(main, forked):
     code, out, err = main("doctor")
     assert code in (0, None), err
     for words in ("mlxtend", "gloo  works", "between 2 ranks", "Gbit/s"):

@@ -1,5 +1,7 @@
 """Small models and loops that the tests of the DDP adapter share."""
 
+import time
+
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -49,3 +51,10 @@ def train(ddp, rank, steps, start=0, lr=0.1, optimizer=None, dtype=torch.float32
 
 def flat(module):
     return torch.cat([p.detach().reshape(-1).float() for p in module.parameters()])
+
+
+def wait_for(file, seconds):
+    """Until another rank has made this file, or so long."""
+    end = time.monotonic() + seconds
+    while not file.exists() and time.monotonic() < end:
+        time.sleep(0.05)

@@ -128,7 +128,7 @@ def test_a_rank_out_of_step_is_an_error_on_every_rank(ranks):
         assert "step 3, bundle" in message
 
 
-def one_dies(rank):
+def one_dies(rank, released):
     ddp, wire = models.wrapped(density=0.01, timeout=30.0)
     models.train(ddp, rank, 2)
     if rank == 1:
@@ -144,15 +144,16 @@ def one_dies(rank):
         seconds = time.monotonic() - begin
         if rank == 1:
             # Its connections stay open: only what gradwire does releases the peer.
-            time.sleep(12)
+            models.wait_for(released, 12)
+        released.touch()
         return str(error), seconds
     finally:
         wire.close()
     return "went on", 0.0
 
 
-def test_a_rank_that_fails_releases_its_peers(ranks):
-    (first, seconds), (second, _) = ranks.run(2, one_dies)
+def test_a_rank_that_fails_releases_its_peers(ranks, tmp_path):
+    (first, seconds), (second, _) = ranks.run(2, one_dies, tmp_path / "released")
     assert "rank 1" in second
     assert "a bug on rank 1" in second
     assert "rank 0, step 3, bundle 0" in first

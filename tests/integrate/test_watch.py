@@ -152,7 +152,7 @@ def test_what_ddp_ignores_may_differ(ranks):
     assert ranks.run(2, ignoring) == [True, True]
 
 
-def one_fails(rank):
+def one_fails(rank, released):
     ddp, wire = models.wrapped(watch=2, timeout=60.0)
     optimizer = models.train(ddp, rank, 2)
     if rank == 1:
@@ -164,15 +164,16 @@ def one_fails(rank):
         seconds = time.monotonic() - begin
         if rank == 1:
             # Its connections stay open: only what gradwire does releases the peer.
-            time.sleep(6)
+            models.wait_for(released, 6)
+        released.touch()
         return type(error).__name__, seconds
     finally:
         wire.close()
     return "went on", 0.0
 
 
-def test_a_rank_that_cannot_look_releases_its_peers(ranks):
-    (first, seconds), (second, _) = ranks.run(2, one_fails)
+def test_a_rank_that_cannot_look_releases_its_peers(ranks, tmp_path):
+    (first, seconds), (second, _) = ranks.run(2, one_fails, tmp_path / "released")
     assert (first, second) == ("ExchangeError", "ZeroDivisionError")
     assert seconds < 5
 

@@ -28,7 +28,9 @@ def test_every_worker_is_a_rank_and_gets_its_part_of_the_cores():
         ("exit", WorkerError, "worker 1 ended with exit code 3"),
     ],
 )
-def test_the_worker_that_failed_is_heard_and_nobody_waits_for_the_others(kind, error, words):
+def test_the_worker_that_failed_is_heard_and_nobody_waits_for_the_others(
+    forked, kind, error, words
+):
     begin = time.monotonic()
     with pytest.raises(error, match=words):
         launch(jobs.fail_on_rank_1, kind, workers=2)
