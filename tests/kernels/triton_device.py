@@ -51,6 +51,8 @@ def remember():
         self.handle, self.type, self.dtype = handle, kind, kind.scalar
 
     def constant_once(self, value, dtype):
+        if dtype.is_int_unsigned():  # a shift may make it signed
+            return make_constant(self, value, dtype)
         key = type(value), value, dtype.name
         if key not in constants:
             constants[key] = make_constant(self, value, dtype)
