@@ -17,7 +17,8 @@ def aside(monkeypatch):
     begun = []
 
     class AtOnce:
-        def __init__(self, purpose, device, work):
+        def __init__(self, purpose, device, work, urgent):
+            assert urgent, "otherwise it would wait for the scan to end"
             begun.append(purpose)
             self._result = work()
 
