@@ -14,10 +14,10 @@ from gradwire.version import __version__
 class Row:
     """A method's time for one error-feedback step on `size` entries, and the floor beside it.
 
-    achieved: entries that were chosen in a first step. energy: theirs over that of the exact top
-    k. recall: the share of the exact top k among them. timed: entries chosen in the last step that
-    was timed. floor_ms: the floor of this row in the same
-    run. ratio: ms / floor_ms. gbps: the floor's bytes over this row's time.
+    achieved: entries that were chosen in a first step. energy: theirs over that of the exact top k.
+    recall: the share of the exact top k among them. timed: entries chosen in the last step that was
+    timed. floor_ms: the floor of this row in the same run. ratio: ms / floor_ms. gbps: the floor's
+    bytes over this row's time.
     """
 
     method: str

@@ -2,7 +2,7 @@
 `op_triton` what CUDA runs.
 
 Every version of an op has the same signature and the same result, bit for bit; but for `level`,
-`fit` and `once`, whose thresholds may differ as their sums do.
+`fit` and `once`, whose thresholds may differ as their sums do. `quantile` is CUDA's alone.
 """
 
 from gradwire.kernels.above import above
