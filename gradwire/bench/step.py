@@ -1,5 +1,6 @@
 """Real training steps, one contender after the other, round by round."""
 
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -62,19 +63,28 @@ def measure_steps(place: Place, job: Job) -> list[dict[str, Any]]:
 def _measure(turns: Sequence[Turn], job: Job, task: Task, place: Place) -> Job:
     """Steps of every contender; the job with the latency between ranks."""
     limit = Limit(job.at_most, place)
-    for turn in turns:
+    for number, turn in enumerate(turns, start=1):
         if not limit.over(GETTING_READY):
+            _tell(place, f"{turn.contender.name}: getting ready, {number} of {len(turns)}")
             _warm(turn, task, place)
     ready = [turn for turn in turns if turn.pace]
     job = replace(job, latency=_latency(place))
     for turn in ready:
         if job.alone and not limit.over(GETTING_READY):
             turn.alone = alone(turn.contender, job, task, place)
-    for count in _rounds(job.iterations):
+    rounds = list(_rounds(job.iterations))
+    for number, count in enumerate(rounds, start=1):
+        _tell(place, f"round {number} of {len(rounds)}")
         for turn in ready:
             if turn is turns[0] or not limit.over():
                 _round(turn, task, place, _affordable(turn, count, job.seconds))
     return job
+
+
+def _tell(place: Place, text: str) -> None:
+    """How far it is, for people; and where it was, if it never ends."""
+    if place.rank == 0:
+        print(text, file=sys.stderr, flush=True)
 
 
 class Limit:

@@ -149,7 +149,7 @@ def test_a_rank_says_why_it_was_refused(tmp_path, monkeypatch):
     assert (tmp_path / "rows.error").read_text() == "too much"
 
 
-def test_two_ranks_on_loopback(monkeypatch):
+def test_two_ranks_on_loopback(monkeypatch, capsys):
     """From the command's side to the rows, by real processes."""
     monkeypatch.delenv("RANK", raising=False)
     job = Job("fnn3", ("noop", "topk"), batch=2, iterations=2)
@@ -159,3 +159,8 @@ def test_two_ranks_on_loopback(monkeypatch):
         ("topk", 2, 2),
     ]
     assert all(row["wire_bytes"] is None for row in rows)
+    said = capsys.readouterr().err.splitlines()
+    steps = ["noop: getting ready, 1 of 2", "topk: getting ready, 2 of 2", "round 1 of 1"]
+    assert [line for line in said if "ready" in line or "round" in line] == [
+        f"[0] {step}" for step in steps
+    ]
