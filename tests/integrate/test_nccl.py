@@ -1,5 +1,7 @@
 """The same on CUDA: NCCL ranks that share one GPU, virtual workers on it, and no host sync."""
 
+import hashlib
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -76,6 +78,33 @@ def test_every_exchange(nccl, exchange):
     (first, stats), (second, _) = nccl.run(2, steps, 30, fields)
     assert first == second
     assert stats["steps"] == 30
+
+
+def real_size(rank, device, method, pixels):
+    """Three steps of ResNet-50; what the replica is then."""
+    torch.manual_seed(0)
+    ddp = DistributedDataParallel(gradwire.models.build("resnet50").to(device))
+    wire = gradwire.attach(ddp, method=method, density=0.001)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-4)
+    torch.manual_seed(rank + 1)
+    x = torch.randn(4, 3, pixels, pixels, device=device)
+    for _ in range(3):
+        optimizer.zero_grad()
+        ddp(x).square().mean().backward()
+        optimizer.step()
+    assert len(wire.bundles) > 1
+    return hashlib.sha256(models.flat(ddp).cpu().numpy().tobytes()).hexdigest()
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("method", ["dense", "topk", "dgc", "gaussiank"])
+def test_a_network_of_real_size_on_four_ranks(method):
+    """In its first gradient large entries lie together: a bundle takes the slower selection."""
+    pool = Ranks(4, backend="nccl")
+    try:
+        assert len(set(pool.run(4, real_size, "cuda:0", method, 224))) == 1
+    finally:
+        pool.close()
 
 
 def broken(rank, folder, resume):
