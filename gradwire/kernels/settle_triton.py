@@ -6,7 +6,7 @@ from torch import Tensor
 
 from gradwire.kernels.launch_triton import Launcher, aligned
 
-TILE = 128
+TILE = 256
 
 
 @triton.jit(do_not_specialize=["count", "size"])
