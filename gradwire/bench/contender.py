@@ -1,6 +1,7 @@
 """One way of averaging gradients, on a model that several of them share."""
 
 import inspect
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.bench.job import Job
+from gradwire.bench.norms import without_cudnn
 from gradwire.config import Config
 from gradwire.integrate.attached import Attached
 from gradwire.integrate.ddp import attach
@@ -26,14 +28,26 @@ ONE_BUCKET_MB = 1 << 20
 
 
 class Task:
-    """The network, its examples and its optimiser: what is the same for every contender."""
+    """The network, its examples and its optimiser: what is the same for every contender.
 
-    def __init__(self, job: Job, device: torch.device, rank: int) -> None:
+    shares: whether other ranks are on this GPU too. begins: called when a step does.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        device: torch.device,
+        rank: int,
+        shares: bool = False,
+        begins: Callable[[], None] = lambda: None,
+    ) -> None:
         known = spec(job.model)
         torch.manual_seed(0)
         with device:
             self.model = known.build()
-        self.device = device
+        if shares:
+            without_cudnn(self.model)
+        self.device, self.begins = device, begins
         torch.manual_seed(rank + 1)
         self.inputs = examples(known.task, known.shape, self.model, job.batch, device)
         if device.type == "cuda" and self.inputs.dim() == 4:
@@ -119,6 +133,7 @@ class Contender:
         return cls(name, ddp)
 
     def step(self, task: Task) -> None:
+        task.begins()
         task.forward(self.ddp).backward()
         if self.name == "barrier":
             dist.all_reduce(torch.zeros(1, device=task.device))

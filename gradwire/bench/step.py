@@ -13,6 +13,7 @@ from gradwire.bench.alone import alone
 from gradwire.bench.contender import Contender, Task
 from gradwire.bench.job import Job
 from gradwire.bench.laps import bytes_left, laps
+from gradwire.bench.patience import Patience
 from gradwire.bench.step_row import StepRow, Turn, known, row_of
 from gradwire.cluster.group import DistributedGroup
 from gradwire.cluster.lab import LINK
@@ -28,12 +29,12 @@ GETTING_READY = 0.5
 """The share of a time limit after which no contender is made ready any more."""
 
 
-def measure_steps(place: Place, job: Job) -> list[dict[str, Any]]:
+def measure_steps(place: Place, job: Job, patience: Patience) -> list[dict[str, Any]]:
     """Every rank's work: the rows, the same on each of them (collective)."""
-    device = place.device
-    _check_gpu(job, place)
+    sharing = _sharing(place)
+    _check_gpu(job, place, sharing)
     place.barrier()  # nobody takes memory before all have looked
-    task = Task(job, device, place.rank)
+    task = Task(job, place.device, place.rank, sharing > 1, patience.heard)
     turns, failed = [], {}
     for name in job.methods:
         try:
@@ -41,7 +42,7 @@ def measure_steps(place: Place, job: Job) -> list[dict[str, Any]]:
         except (TypeError, ConfigError) as error:
             # Every rank is refused alike: PyTorch's bf16 hook wants NCCL, say.
             failed[name] = str(error)
-    job = _measure(turns, job, task, place)
+    job = _measure(turns, job, task, place, patience)
     rows = {}
     for turn in turns:
         if turn.times:
@@ -60,13 +61,14 @@ def measure_steps(place: Place, job: Job) -> list[dict[str, Any]]:
     return [rows[name].asdict() for name in job.methods]
 
 
-def _measure(turns: Sequence[Turn], job: Job, task: Task, place: Place) -> Job:
+def _measure(turns: Sequence[Turn], job: Job, task: Task, place: Place, patience: Patience) -> Job:
     """Steps of every contender; the job with the latency between ranks."""
     limit = Limit(job.at_most, place)
     for number, turn in enumerate(turns, start=1):
         if not limit.over(GETTING_READY):
             _tell(place, f"{turn.contender.name}: getting ready, {number} of {len(turns)}")
-            _warm(turn, task, place)
+            with patience.during(f"a step of {turn.contender.name}, getting ready,"):
+                _warm(turn, task, place)
     ready = [turn for turn in turns if turn.pace]
     job = replace(job, latency=_latency(place))
     for turn in ready:
@@ -77,7 +79,8 @@ def _measure(turns: Sequence[Turn], job: Job, task: Task, place: Place) -> Job:
         _tell(place, f"round {number} of {len(rounds)}")
         for turn in ready:
             if turn is turns[0] or not limit.over():
-                _round(turn, task, place, _affordable(turn, count, job.seconds))
+                with patience.during(f"a step of {turn.contender.name} in round {number}"):
+                    _round(turn, task, place, _affordable(turn, count, job.seconds))
     return job
 
 
@@ -109,11 +112,15 @@ def _latency(place: Place) -> float:
     return float(place.share(latency))
 
 
-def _check_gpu(job: Job, place: Place) -> None:
+def _sharing(place: Place) -> int:
+    """How many ranks are on a GPU; 0 on CPU."""
+    return -(-place.world // torch.cuda.device_count()) if place.device.type == "cuda" else 0
+
+
+def _check_gpu(job: Job, place: Place, sharing: int) -> None:
     """Refuses more ranks than fit on the GPUs, before one of them runs out in the middle."""
-    if place.device.type != "cuda":
+    if not sharing:
         return
-    sharing = -(-place.world // torch.cuda.device_count())
     free, _ = torch.cuda.mem_get_info(place.device)
     if sharing * job.memory > free:
         raise ConfigError(

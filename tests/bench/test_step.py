@@ -13,6 +13,7 @@ import torch.distributed as dist
 from gradwire.bench.contender import Contender, Task
 from gradwire.bench.job import Job
 from gradwire.bench.laps import laps, quantiles
+from gradwire.bench.patience import Patience
 from gradwire.bench.step import _affordable, measure_steps
 from gradwire.bench.step_row import Turn
 from gradwire.bench.trace import COMPUTE, Span, chrome, file_name
@@ -97,7 +98,7 @@ def test_laps_leave_the_first_step_out():
 def rows_on_a_rank(rank, job):
     place = Place(rank, dist.get_world_size(), 0, CPU, lambda: False, own_workers=False)
     place.control = dist.group.WORLD
-    return measure_steps(place, job)
+    return measure_steps(place, job, Patience(100.0, print))
 
 
 @pytest.fixture(scope="module")
