@@ -29,9 +29,13 @@ GETTING_READY = 0.5
 """The share of a time limit after which no contender is made ready any more."""
 
 
-def measure_steps(place: Place, job: Job, patience: Patience) -> list[dict[str, Any]]:
-    """Every rank's work: the rows, the same on each of them (collective)."""
-    sharing = _sharing(place)
+def measure_steps(
+    place: Place, job: Job, patience: Patience, sharing: int = 0
+) -> list[dict[str, Any]]:
+    """Every rank's work: the rows, the same on each of them (collective).
+
+    sharing: how many ranks are on a GPU, 0 on CPU.
+    """
     _check_gpu(job, place, sharing)
     place.barrier()  # nobody takes memory before all have looked
     task = Task(job, place.device, place.rank, sharing > 1, patience.heard)
@@ -110,11 +114,6 @@ def _latency(place: Place) -> float:
     group = DistributedGroup(dist.group.WORLD, place.device)
     _, latency = measure_link(group.all_gather, place.world, place.device)
     return float(place.share(latency))
-
-
-def _sharing(place: Place) -> int:
-    """How many ranks are on a GPU; 0 on CPU."""
-    return -(-place.world // torch.cuda.device_count()) if place.device.type == "cuda" else 0
 
 
 def _check_gpu(job: Job, place: Place, sharing: int) -> None:

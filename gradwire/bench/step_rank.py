@@ -25,15 +25,20 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def rows_of(job: Job, give_up: Callable[[str], object] = _say) -> list[dict[str, Any]]:
+def rows_of(
+    job: Job, give_up: Callable[[str], object] = _say, here: int = 0
+) -> list[dict[str, Any]]:
     """The rows, on a rank that finds what torchrun sets; a GPU may serve several ranks.
 
-    A step that does not end ends the process, after `give_up` was told.
+    A step that does not end ends the process, after `give_up` was told. here: ranks on this
+    machine, where they claim to be on several.
     """
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = torch.device("cpu")
+    here = here or int(os.environ.get("LOCAL_WORLD_SIZE", world))
+    device, sharing = torch.device("cpu"), 0
     if job.device == "cuda":
-        device = torch.device("cuda", rank % torch.cuda.device_count())
+        gpus = torch.cuda.device_count()
+        device, sharing = torch.device("cuda", rank % gpus), -(-here // gpus)
     place = Place(rank, world, 0, device, lambda: False, own_workers=False)
 
     def stuck(what: str) -> None:
@@ -41,7 +46,7 @@ def rows_of(job: Job, give_up: Callable[[str], object] = _say) -> list[dict[str,
         os._exit(FAILED)
 
     with joined(place, timeout=PATIENCE):
-        return measure_steps(place, job, Patience(PATIENCE, stuck))
+        return measure_steps(place, job, Patience(PATIENCE, stuck), sharing)
 
 
 def main(job_file: str, answer_file: str) -> None:
@@ -49,7 +54,8 @@ def main(job_file: str, answer_file: str) -> None:
     answer = Path(answer_file)
     why = answer.with_suffix(".error")
     try:
-        rows = rows_of(Job.read(Path(job_file).read_text()), why.write_text)
+        job = Job.read(Path(job_file).read_text())
+        rows = rows_of(job, why.write_text, int(os.environ["WORLD_SIZE"]))
     except (GradwireError, torch.OutOfMemoryError) as error:
         why.write_text(str(error).partition("\n")[0])
         os._exit(FAILED)  # leaving the usual way would wait for peers that are not coming

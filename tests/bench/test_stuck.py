@@ -5,11 +5,14 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import nn
 
+from gradwire.bench import step_rank
+from gradwire.bench.contender import Task
 from gradwire.bench.job import Job
 from gradwire.bench.norms import without_cudnn
 from gradwire.bench.patience import Patience
@@ -81,3 +84,28 @@ def test_batch_norms_do_without_cudnn_and_nothing_else_does():
     with pytest.raises(ValueError, match="expected 4D"):
         norm(torch.randn(2, 3))
     assert torch.backends.cudnn.enabled
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_only_ranks_that_share_a_gpu_leave_cudnn_out(shares):
+    task = Task(Job("resnet20", ("noop",), batch=2), torch.device("cpu"), 0, shares)
+    hooks = {
+        bool(m._forward_pre_hooks) for m in task.model.modules() if isinstance(m, nn.BatchNorm2d)
+    }
+    assert hooks == {shares}
+
+
+@pytest.mark.parametrize(
+    ("world", "local", "here", "sharing"),
+    [(4, 1, 4, 2), (4, 2, 0, 1), (16, 8, 0, 4), (2, 1, 0, 1)],
+    ids=["the lab's four on two GPUs", "two nodes", "eight on two GPUs", "one a node"],
+)
+def test_how_many_ranks_share_a_gpu(monkeypatch, world, local, here, sharing):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", str(world))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(step_rank, "joined", lambda place, timeout: nullcontext(place))
+    monkeypatch.setattr(step_rank, "measure_steps", lambda *given: given[-1])
+    job = Job("fnn3", ("noop",), device="cuda")
+    assert step_rank.rows_of(job, here=here) == sharing
