@@ -26,15 +26,15 @@ def _say(text: str) -> None:
 
 
 def rows_of(
-    job: Job, give_up: Callable[[str], object] = _say, here: int = 0
+    job: Job, give_up: Callable[[str], object] = _say, one_machine: bool = False
 ) -> list[dict[str, Any]]:
     """The rows, on a rank that finds what torchrun sets; a GPU may serve several ranks.
 
-    A step that does not end ends the process, after `give_up` was told. here: ranks on this
-    machine, where they claim to be on several.
+    A step that does not end ends the process, after `give_up` was told. one_machine: all ranks are
+    on this one, though each claims a host of its own.
     """
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    here = here or int(os.environ.get("LOCAL_WORLD_SIZE", world))
+    here = world if one_machine else int(os.environ.get("LOCAL_WORLD_SIZE", world))
     device, sharing = torch.device("cpu"), 0
     if job.device == "cuda":
         gpus = torch.cuda.device_count()
@@ -54,8 +54,7 @@ def main(job_file: str, answer_file: str) -> None:
     answer = Path(answer_file)
     why = answer.with_suffix(".error")
     try:
-        job = Job.read(Path(job_file).read_text())
-        rows = rows_of(job, why.write_text, int(os.environ["WORLD_SIZE"]))
+        rows = rows_of(Job.read(Path(job_file).read_text()), why.write_text, one_machine=True)
     except (GradwireError, torch.OutOfMemoryError) as error:
         why.write_text(str(error).partition("\n")[0])
         os._exit(FAILED)  # leaving the usual way would wait for peers that are not coming

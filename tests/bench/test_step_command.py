@@ -137,7 +137,7 @@ def test_a_rank_says_why_it_was_refused(tmp_path, monkeypatch):
     ended = []
     monkeypatch.setattr(os, "_exit", lambda code: ended.append(code) or sys.exit(code))
 
-    def refuse(job):
+    def refuse(*_, **__):
         raise ConfigError("too much\nand more")
 
     monkeypatch.setattr(step_rank, "rows_of", refuse)

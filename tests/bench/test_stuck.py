@@ -96,11 +96,11 @@ def test_only_ranks_that_share_a_gpu_leave_cudnn_out(shares):
 
 
 @pytest.mark.parametrize(
-    ("world", "local", "here", "sharing"),
-    [(4, 1, 4, 2), (4, 2, 0, 1), (16, 8, 0, 4), (2, 1, 0, 1)],
+    ("world", "local", "one_machine", "sharing"),
+    [(4, 1, True, 2), (4, 2, False, 1), (16, 8, False, 4), (2, 1, False, 1)],
     ids=["the lab's four on two GPUs", "two nodes", "eight on two GPUs", "one a node"],
 )
-def test_how_many_ranks_share_a_gpu(monkeypatch, world, local, here, sharing):
+def test_how_many_ranks_share_a_gpu(monkeypatch, world, local, one_machine, sharing):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", str(world))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local))
@@ -108,4 +108,4 @@ def test_how_many_ranks_share_a_gpu(monkeypatch, world, local, here, sharing):
     monkeypatch.setattr(step_rank, "joined", lambda place, timeout: nullcontext(place))
     monkeypatch.setattr(step_rank, "measure_steps", lambda *given: given[-1])
     job = Job("fnn3", ("noop",), device="cuda")
-    assert step_rank.rows_of(job, here=here) == sharing
+    assert step_rank.rows_of(job, one_machine=one_machine) == sharing
