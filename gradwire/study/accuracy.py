@@ -1,6 +1,5 @@
 """Which recipe keeps dense accuracy with 0.2 % of its entries: ResNet-20, 16 virtual workers."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +12,7 @@ from gradwire.study.convergence import rate
 from gradwire.study.crew import Crew
 from gradwire.study.local_graph import LocalGraph
 from gradwire.study.study import Cell, Row, Settings, Study, repeatable
+from gradwire.study.unfinished import Unfinished
 from gradwire.train.options import Options, resolve
 
 WORKERS = 16
@@ -94,12 +94,7 @@ def cells(settings: Settings) -> list[Cell]:
 
 
 def measure(settings: Settings, cell: Cell) -> list[Row]:
-    """A row an epoch."""
-    return list(train(settings, cell))
-
-
-def train(settings: Settings, cell: Cell) -> Iterator[Row]:
-    """A row after each epoch.
+    """A row an epoch.
 
     bytes are those that all workers sent, dense those of an all-reduce at every step; entries are
     those that a worker chose, all of them where everything was sent.
@@ -112,16 +107,21 @@ def train(settings: Settings, cell: Cell) -> Iterator[Row]:
         crew = open_crew(options, recipe)
         total, lr = options.epochs * crew.epoch_steps, options.lr * recipe.lr
         dense = 2 * (WORKERS - 1) * 4 * crew.entries * crew.epoch_steps
-        for epoch in range(1, options.epochs + 1):
+        run = Unfinished(settings, cell)
+        rows = run.begin(crew)
+        for epoch in range(len(rows) + 1, options.epochs + 1):
             losses = []
             for _ in range(crew.epoch_steps):
                 if recipe.flush and crew.steps == total - 1:
                     crew.flush()
                 losses.append(crew.step(lr * rate(crew.steps / total)))
-            row = {"epoch": epoch, "loss": float(torch.stack(losses).mean())}
+            row: Row = {"epoch": epoch, "loss": float(torch.stack(losses).mean())}
             row |= {"score": crew.score(), "bytes": crew.bytes_sent, "dense": epoch * dense}
             row |= {"entries": crew.chosen, "steps": crew.steps, "d": crew.entries}
-            yield cell | row | {"model": options.model, "residual_bytes": crew.residual_bytes}
+            row |= {"model": options.model, "residual_bytes": crew.residual_bytes}
+            rows.append(cell | row)
+            run.keep(crew, rows, options.epochs)
+    return rows
 
 
 def open_crew(options: Options, recipe: Recipe) -> Crew:

@@ -1,7 +1,7 @@
 """Figures 1 and 6: what compression costs in accuracy, on 16 virtual workers."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from statistics import mean, stdev
 from typing import Any
 
@@ -22,6 +22,7 @@ from gradwire.study.study import (
     repeatable,
     there,
 )
+from gradwire.study.unfinished import Unfinished
 from gradwire.train.options import resolve
 from gradwire.train.task import TASKS, Task
 
@@ -85,11 +86,6 @@ def _leave_out(name: str, seed: int) -> bool:
 
 def measure(settings: Settings, cell: Cell) -> list[Row]:
     """A row an epoch."""
-    return list(train(settings, cell))
-
-
-def train(settings: Settings, cell: Cell) -> Iterator[Row]:
-    """A row after each epoch."""
     model = cell["model"]
     given = (SMALL if settings.small else RUNS)[model] | {"model": model, "seed": cell["seed"]}
     given |= {"method": cell["recipe"].partition(" ")[0], "epochs": cell["epochs"]}
@@ -98,12 +94,16 @@ def train(settings: Settings, cell: Cell) -> Iterator[Row]:
     with repeatable(settings):
         crew = Crew.of(options)
         total = options.epochs * crew.epoch_steps
-        for epoch in range(1, options.epochs + 1):
+        run = Unfinished(settings, cell)
+        rows = run.begin(crew)
+        for epoch in range(len(rows) + 1, options.epochs + 1):
             rates = [options.lr * rate((crew.steps + i) / total) for i in range(crew.epoch_steps)]
             loss = torch.stack([crew.step(lr) for lr in rates]).mean()
             row = {"task": models.spec(model).task, "epoch": epoch, "loss": float(loss)}
             row |= {"score": crew.score(), "bytes": crew.bytes_sent, "d": crew.entries}
-            yield cell | row | {"residual_bytes": crew.residual_bytes}
+            rows.append(cell | row | {"residual_bytes": crew.residual_bytes})
+            run.keep(crew, rows, options.epochs)
+    return rows
 
 
 def rate(done: float) -> float:

@@ -2,6 +2,7 @@
 
 import time
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -138,6 +139,27 @@ class Crew:
         self.steps += 1
         self.exchanges += 1
         return losses.mean()
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next step depends on."""
+        cuda = self.device.type == "cuda"
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "cluster": self.cluster.state_dict() if self.exchanges else None,
+            "counts": [self.steps, self.exchanges],
+            "random": torch.cuda.get_rng_state() if cuda else None,
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Go on where `state_dict` was taken, bit for bit."""
+        self.model.load_state_dict(saved["model"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        if saved["cluster"] is not None:
+            self.cluster.load_state_dict(saved["cluster"])
+        self.steps, self.exchanges = saved["counts"]
+        if saved["random"] is not None:
+            torch.cuda.set_rng_state(saved["random"].cpu())
 
     def flush(self) -> None:
         """The next step sends everything that is kept."""

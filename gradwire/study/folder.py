@@ -14,7 +14,7 @@ from gradwire.study.study import Cell, Row, Settings, Study
 from gradwire.train.folder import machine, read_json, write_json
 from gradwire.version import __version__
 
-HEAD, ROWS, LOCK = "study.json", "rows.jsonl", ".lock"
+HEAD, ROWS, LOCK, UNFINISHED = "study.json", "rows.jsonl", ".lock", "unfinished"
 CHOICES = ("seeds", "epochs")
 """Settings that choose cells, which may differ from call to call."""
 
@@ -28,7 +28,7 @@ class Folder:
 
     def open(self, settings: Settings, command: str) -> None:
         """Makes the folder, or checks that it belongs to the same question."""
-        asked = {k: v for k, v in asdict(settings).items() if k not in CHOICES}
+        asked = {k: v for k, v in asdict(settings).items() if k not in (*CHOICES, UNFINISHED)}
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         with self._alone():

@@ -1,6 +1,7 @@
 """A crew whose workers each have weights of their own, all of them rows of one matrix."""
 
 from copy import deepcopy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -62,6 +63,23 @@ class LocalGraph(Crew):
         if self._flush or self.steps % self.every == 0:
             self._exchange()
         return self.passes.losses.mean()
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of a crew, and every worker's own."""
+        buffers = [[buffer.clone() for buffer in model.buffers()] for model in self.models]
+        tensors = [tensor.clone() for tensor in self._own()]
+        return super().state_dict() | {"own": tensors, "buffers": buffers}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        super().load_state_dict(saved)
+        for mine, given in zip(self._own(), saved["own"], strict=True):
+            mine.copy_(given)
+        for model, given in zip(self.models, saved["buffers"], strict=True):
+            for buffer, value in zip(model.buffers(), given, strict=True):
+                buffer.copy_(value)
+
+    def _own(self) -> list[Tensor]:
+        return [self.weights, self.x, self._start, self._momentum]
 
     def flush(self) -> None:
         """The next step ends with an exchange that sends everything."""

@@ -4,14 +4,16 @@ import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ProcessPoolExecutor, as_completed
+from dataclasses import replace
 from pathlib import Path
 
 from gradwire.data import DataError
 from gradwire.errors import ConfigError, LabError, unknown
 from gradwire.report import ReportError
 from gradwire.report.chart import png, svg
-from gradwire.study.folder import CHOICES, Folder
+from gradwire.study.folder import CHOICES, UNFINISHED, Folder
 from gradwire.study.study import Cell, Page, Row, Settings, Study
+from gradwire.study.unfinished import forget
 
 Say = Callable[[str], None]
 Missing = DataError | LabError
@@ -44,6 +46,7 @@ def run_study(
     cells = chosen(study, settings, only)
     folder = Folder(out, study.name)
     folder.open(settings, command)
+    settings = replace(settings, unfinished=str(folder.path / UNFINISHED))
     done = folder.done()
     todo, missing = [cell for cell in cells if cell not in done], []
     begin = time.perf_counter()
@@ -54,6 +57,7 @@ def run_study(
             say(f"{words}  left out: {rows}")
             continue
         folder.add(cell, rows)
+        forget(settings, cell)
         say(f"{words}  {time.perf_counter() - begin:.1f} s")
         begin = time.perf_counter()
     return _page(study, folder, missing)

@@ -20,6 +20,7 @@ class Settings:
     """How a study is run. `small` is for a CPU and two minutes, with embedded data.
 
     `seeds` and `epochs` choose the cells of a choosy study; 0 is what the study has itself.
+    `unfinished` is the folder of runs that were stopped, where they are kept.
     """
 
     small: bool = False
@@ -28,6 +29,7 @@ class Settings:
     seed: int = 0
     seeds: int = 0
     epochs: int = 0
+    unfinished: str = ""
 
 
 @dataclass(frozen=True)
