@@ -143,12 +143,24 @@ class UsedParameters:
 
     def __init__(self, parameters: Sequence[Tensor], names: dict[int, str]) -> None:
         self._used: set[str] = set()
+        self._names = [names[id(parameter)] for parameter in parameters]
         self._handles = []
         for parameter in parameters:
             # The hook must not hold the parameter: that would keep the model alive.
             name = names[id(parameter)]
             hook = _marker(self._used, name)
             self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+
+    def refusal(self) -> str:
+        """What to say of those that this rank did not use; nothing where no hook was called."""
+        unused = [name for name in self._names if name not in self._used] if self._used else []
+        if not unused:
+            return ""
+        return (
+            f"{unused[0]!r} got no gradient (one of {len(unused)}). DDP throws away what is "
+            "delivered to a parameter that no rank used: use gradwire.attach(ddp, ...), which "
+            "keeps it, in place of State and ddp_hook"
+        )
 
     def unused_everywhere(self, bundle: Bundle, state: State) -> list[Slot]:
         """The bundle's parameters that no rank used. Asks the host; costs a small all-reduce."""

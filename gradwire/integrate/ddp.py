@@ -133,12 +133,12 @@ def ddp_hook(state: State, bucket: dist.GradBucket) -> Future[Tensor]:
     """The hook for `ddp.register_comm_hook(gradwire.State(density=0.01), gradwire.ddp_hook)`.
 
     PyTorch's own convention, for trainers that take a state and a hook. The state meets the other
-    ranks in the first backward pass. Not for DDP(find_unused_parameters=True): DDP throws away what
-    is delivered to unused parameters, and of a hook it cannot be asked which those are. `attach`
-    keeps it.
+    ranks in the first backward pass. DDP throws away what is delivered to a parameter that no rank
+    used, and of a hook it cannot be asked which those are: from the second step on a parameter
+    without a gradient, as find_unused_parameters allows, is an error. `attach` keeps it.
     """
     if state.engine is None:
-        state.engine = Engine(state, watch_unused=False)
+        state.engine = Engine(state, refuse_unused=True)
     return state.engine.hook(bucket)
 
 

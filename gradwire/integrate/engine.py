@@ -33,9 +33,12 @@ class Engine:
     inside a hook would stop the backward pass, and inside a Future's callback can hang.
     """
 
-    def __init__(self, state: State, *, watch_unused: bool) -> None:
+    def __init__(
+        self, state: State, *, watch_unused: bool = False, refuse_unused: bool = False
+    ) -> None:
         self._state = weakref.proxy(state)
         self._watch_unused = watch_unused
+        self._refuse_unused = refuse_unused
         self._names = state.model_names
         self._used: UsedParameters | None = None
         self._thread: OrderedThread | None = None
@@ -60,7 +63,7 @@ class Engine:
         # DDP cuts its buckets anew after the first step, and a sum must not depend on that.
         merge = not self._watch_unused and not state.config.clip
         self._buckets = Buckets(state, self._names, merge=merge)
-        if self._watch_unused:
+        if self._watch_unused or self._refuse_unused:
             self._used = UsedParameters(parameters, self._names)
         if device.type == "cuda":
             # The backward pass has plenty to do meanwhile; what waits for the network goes first.
@@ -94,8 +97,9 @@ class Engine:
         if self._state.auto is not None:
             self._time(bucket, self._state.auto)
         ready = self._ready()
+        refusal = self._refusal(bucket)
         for early in self._early or [(bucket, raw)]:
-            self._submit(early, ready)
+            self._submit(early, ready, refusal)
         self._early = []
         return answer
 
@@ -136,6 +140,17 @@ class Engine:
         if bucket.is_last():
             auto.mark("last")
 
+    def _refusal(self, bucket: dist.GradBucket) -> str:
+        """With the last bucket: what there is to say of parameters that got no gradient.
+
+        The first step's are not known, and nothing is kept for them yet that could be lost.
+        """
+        if not self._refuse_unused or self._used is None or not bucket.is_last() or self._early:
+            return ""
+        said = self._used.refusal()
+        self._used.clear()
+        return said
+
     def _ready(self) -> "torch.cuda.Event | None":
         """When the backward pass so far is done."""
         if self._stream is None:
@@ -144,9 +159,9 @@ class Engine:
 
     # --- in the thread ------------------------------------------------------------------------
 
-    def _submit(self, arrival: Arrival, ready: "torch.cuda.Event | None") -> None:
+    def _submit(self, arrival: Arrival, ready: "torch.cuda.Event | None", refusal: str) -> None:
         assert self._thread is not None
-        self._thread.submit(lambda: self._arrive(*arrival, ready))
+        self._thread.submit(lambda: self._arrive(*arrival, ready, refusal))
 
     def _move_in(self) -> None:
         """What the thread does is of no gradient and on the side stream, from now on."""
@@ -164,6 +179,7 @@ class Engine:
         bucket: dist.GradBucket,
         future: "Future[object]",
         ready: "torch.cuda.Event | None",
+        refusal: str,
     ) -> None:
         """Take in a bucket, and process the bundles that are complete with it."""
         if self.broken is not None:
@@ -171,6 +187,9 @@ class Engine:
             return
         what = "the beginning"
         try:
+            if refusal:
+                what = "the last bucket"
+                raise AttachError(refusal)
             self._after(ready)
             if bucket.index() == 0:
                 self._begin()
@@ -201,13 +220,13 @@ class Engine:
                     "exchange", step=state.steps, bundle=bundle.index, entries=entries
                 )
         unused: list[Slot] = []
-        if self._used is not None:
+        if self._used is not None and self._watch_unused:
             unused = self._used.unused_everywhere(bundle, state)
         state.replace(bundle, self._buckets.pieces(bundle), unused)
         done = self._buckets.finish(bundle)
         if state.auto is not None and self._buckets.idle:
             state.auto.mark("done")
-        if self._used is not None and self._buckets.idle:
+        if self._used is not None and self._watch_unused and self._buckets.idle:
             self._used.clear()
         return done
 

@@ -252,6 +252,35 @@ def test_state_and_hook_by_hand(ranks):
     same(ranks.run(2, by_hand))
 
 
+def by_hand_forked(rank, branches):
+    """What is said of steps that use these branches, and the step in which."""
+    torch.manual_seed(0)
+    state = gradwire.State(density=0.05, dense_below=0)
+    ddp = DistributedDataParallel(Forked(), bucket_cap_mb=0.01, find_unused_parameters=True)
+    ddp.register_comm_hook(state, gradwire.ddp_hook)
+    for step, used in enumerate(branches):
+        ddp.zero_grad()
+        x = models.data(rank, step)
+        try:
+            with ddp.no_sync():
+                for branch in used[1:]:
+                    ddp(x, branch).square().mean().backward()
+            ddp(x, used[0]).square().mean().backward()
+        except RuntimeError as error:
+            return step, str(error)
+    state.close()
+    return len(branches), ""
+
+
+def test_by_hand_a_parameter_without_a_gradient_is_an_error_and_no_loss(ranks):
+    every = (0, 1, 2)
+    for step, said in ranks.run(2, by_hand_forked, [every, every, (0, 1), every]):
+        assert step == 2
+        assert "'branches.2." in said or "'p" in said
+        assert "use gradwire.attach(ddp, ...), which keeps it" in said
+    assert ranks.run(2, by_hand_forked, [every] * 4) == [(4, "")] * 2
+
+
 def own_loop(rank):
     net = models.model()
     state = gradwire.State(density=0.01, dense_below=0)
