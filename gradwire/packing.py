@@ -46,9 +46,9 @@ def header(state: "State") -> dict[str, Any]:
         "world_size": state.group.size,
         "steps": state.steps,
         "counts": dict(state._counts) | _counts_now(state),
-        "scale": None if state._scale is None else state._scale.cpu(),
-        "user_skip": state._user_skip,
-        "taken": state.taken is not None and bool(state.taken.flag),
+        "scale": None if state.skips.scale is None else state.skips.scale.cpu(),
+        "user_skip": state.skips.by_user,
+        "taken": state.skips.taken is not None and bool(state.skips.taken.flag),
         "flush": state._flush,
         "config": state.config.asdict(),
         "reason": state.reason,
@@ -130,12 +130,12 @@ def restore(state: "State", saved: Mapping[str, Any]) -> None:
     state._counts.clear()
     state._counts.update(saved["counts"])
     state._counts["bytes_before"] -= state.group.bytes_sent
-    state._skips.fill_(state._counts.pop("skipped", 0))
-    state._user_skip, state._flush = bool(saved.get("user_skip")), bool(saved.get("flush"))
-    if state.taken is not None:
-        state.taken.flag.fill_(bool(saved.get("taken")))
+    state.skips.count.fill_(state._counts.pop("skipped", 0))
+    state.skips.by_user, state._flush = bool(saved.get("user_skip")), bool(saved.get("flush"))
+    if state.skips.taken is not None:
+        state.skips.taken.flag.fill_(bool(saved.get("taken")))
     scale = saved.get("scale")
-    state._scale = None if scale is None else scale.to(state.device)
+    state.skips.scale = None if scale is None else scale.to(state.device)
 
 
 def _take_choice(state: "State", saved: Mapping[str, Any]) -> None:
@@ -160,7 +160,7 @@ def _by_name(state: "State", vectors: Sequence[Tensor | None]) -> dict[str, Tens
 def _counts_now(state: "State") -> dict[str, int]:
     return {
         "sent": state.entries_sent(),
-        "skipped": int(state._skips),
+        "skipped": int(state.skips.count),
         "clipped": state._counts["clipped"] + sum(int(b.clipped) for b in state.bundles),
         "bytes_before": state._counts["bytes_before"] + state.group.bytes_sent,
     }

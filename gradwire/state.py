@@ -19,11 +19,11 @@ from gradwire.config import Config, configure
 from gradwire.errors import StateError, unknown
 from gradwire.kernels.scan import Piece
 from gradwire.names import parameter_names
+from gradwire.skips import Skips
 from gradwire.stages import Clock, stage, timed_by
 from gradwire.stats import Growth, Stats, stats_of
 from gradwire.streams import keep_for_stream
-from gradwire.taken import Taken
-from gradwire.types import Slot
+from gradwire.types import Delivered, Slot
 from gradwire.watch import Watch
 
 log = logging.getLogger("gradwire")
@@ -55,10 +55,7 @@ class State:
         self.model_names = None if model is None else parameter_names(model)
         self.watch = Watch(model, self.config.watch) if self.config.watch else None
         self.process_group = process_group
-        self.scaler = scaler
-        self._optimizer = optimizer
-        self.taken: Taken | None = None
-        """Looks on whether that optimiser steps, where the scaler serves others too."""
+        self.skips = Skips(scaler, optimizer)
         self.engine: Any = None
         self.auto: Any = None
         """Measures steps until it is decided how to go on; None when that is known."""
@@ -69,8 +66,6 @@ class State:
         self._counts: Counter[str] = Counter()
         self._growth = Growth()
         self._flush = self._flushing = False
-        self._user_skip = False
-        self._scale: Tensor | None = None
         self._foreign = False
         """Whether the bundles were made since the last step, perhaps on another stream."""
 
@@ -82,10 +77,7 @@ class State:
         self.device = device
         self.slots = list(slots)
         self.clock = Clock(device)
-        self._skips = torch.zeros((), dtype=torch.int64, device=device)
-        self._skipped = torch.zeros((), dtype=torch.bool, device=device)
-        if self._optimizer is not None:
-            self.taken = Taken(self._optimizer, device)
+        self.skips.open(device)
         self.rebundle(self._cut())
         prepare(self.bundles, self.config, group)
         log.info("%r", self)
@@ -123,7 +115,7 @@ class State:
         bundle of a step; on every rank."""
         old = self.bundles
         for bundle in old:
-            bundle.settle(self._skipped)
+            bundle.settle(self.skips.before)
             self._counts["clipped"] += int(bundle.clipped)
             self._counts["sent"] += int(bundle.sent)
         self.config = config
@@ -135,6 +127,10 @@ class State:
                 if bundle.velocity is not None and new.velocity is not None:
                     new.view(new.velocity, place).copy_(bundle.view(bundle.velocity, slot))
         prepare(self.bundles, config, self.group)
+
+    @property
+    def scaler(self) -> Any:
+        return self.skips.scaler
 
     @property
     def opened(self) -> bool:
@@ -168,14 +164,9 @@ class State:
     def begin(self) -> None:
         """A backward pass begins: find out what became of the last step."""
         if self._foreign:
-            keep_for_stream([self.bundles, self._scale], self.device)
+            keep_for_stream([self.bundles, self.skips.scale], self.device)
             self._foreign = False
-        self._skipped = self.was_skipped()
-        self._skips += self._skipped
-        self._user_skip = False
-        if self.taken is not None:
-            self.taken.flag.zero_()
-        self._scale = self._current_scale()
+        self.skips.begin(self._delivered())
         self._flushing, self._flush = self._flush, False
         for bundle in self.bundles:
             bundle.tally()
@@ -222,8 +213,8 @@ class State:
             pieces = [piece for piece in pieces if piece[0] not in without]
         with timed_by(self.clock, bundle.index):
             update = pipeline.average(
-                bundle, pieces, choice, self.config, self.group, self._skipped, self._scale, unused,
-                in_place,
+                bundle, pieces, choice, self.config, self.group, self.skips.before,
+                self.skips.scale, unused, in_place,
             )  # fmt: skip
         self._count(bundle, choice.reason)
         return update
@@ -232,9 +223,9 @@ class State:
     def hold(self, bundle: Bundle, gradients: Sequence[Tensor]) -> None:
         """Take in a micro-batch before the last: its gradient waits in the residual."""
         pieces = [(s.offset, g) for s, g in zip(bundle.slots, gradients, strict=True)]
-        unscale = None if self._scale is None else self._scale.reciprocal()
+        unscale = None if self.skips.scale is None else self.skips.scale.reciprocal()
         with timed_by(self.clock, bundle.index), stage("accumulate"):
-            bundle.hold(pieces, self._skipped, unscale)
+            bundle.hold(pieces, self.skips.before, unscale)
 
     def _count(self, bundle: Bundle, reason: str) -> None:
         self._counts["entries"] += bundle.entries
@@ -251,31 +242,12 @@ class State:
             bundle.tally()
         return self._counts["sent"] + sum(int(bundle.sent) for bundle in self.bundles)
 
-    def _current_scale(self) -> Tensor | None:
-        """A copy of the GradScaler's scale, on the device; it changes in place."""
-        if self.scaler is None or not self.scaler.is_enabled():
-            return None
-        scale = self.scaler._scale
-        return None if scale is None else scale.detach().to(self.device, torch.float32).clone()
-
     def was_skipped(self) -> Tensor:
-        """Whether the optimiser passed over the last step (0-d bool), decided on the device.
+        """Whether the optimiser passed over the last step (0-d bool), decided on the device."""
+        return self.skips.now(self._delivered())
 
-        Either the user said so, or a bundle came back NaN, or the GradScaler has lowered its scale,
-        which it does exactly when it found an infinite gradient anywhere, and the optimiser did not
-        step, if it is known.
-        """
-        delivered = [b.delivered for b in self.bundles if b.delivered is not None]
-        if not delivered:
-            return torch.zeros((), dtype=torch.bool, device=self.device)
-        skipped = ~torch.stack([d.ok for d in delivered]).all()
-        if self._user_skip:
-            skipped = torch.ones_like(skipped)
-        now = self._current_scale()
-        if now is not None and self._scale is not None:
-            fell = now < self._scale
-            skipped = skipped | (fell if self.taken is None else fell & ~self.taken.flag)
-        return skipped
+    def _delivered(self) -> list[Delivered]:
+        return [b.delivered for b in self.bundles if b.delivered is not None]
 
     # --- what users call ----------------------------------------------------------------------
 
@@ -287,7 +259,7 @@ class State:
         """
         if all(bundle.delivered is None for bundle in self.bundles):
             raise StateError("skip_step: there is no step to skip, no backward pass has run")
-        self._user_skip = True
+        self.skips.by_user = True
 
     def flush(self) -> None:
         """The next step sends everything that is kept. Call it on every rank."""
@@ -297,8 +269,7 @@ class State:
         """Stop exchanging; call it before the process groups are destroyed."""
         if self.engine is not None:
             self.engine.close()
-        if self.taken is not None:
-            self.taken.remove()
+        self.skips.close()
 
     @torch.no_grad()
     def residual(self, name: str) -> Tensor:

@@ -89,7 +89,7 @@ def stats_of(state: "State") -> Stats:
         residual_norm=norm,
         value_error_db=10 * math.log10(lost / whole) if lost else None,
         leaked=leaked / chosen if chosen else None,
-        skipped=int(state._skips) + int(skipped),
+        skipped=int(state.skips.count) + int(skipped),
         clipped=counts["clipped"] + sum(int(b.clipped) for b in bundles),
         bundles=len(bundles),
         memory_bytes=state.memory_bytes,

@@ -95,11 +95,11 @@ class ShardedWire(Attached):
     @property
     def last_skipped(self) -> Tensor:
         """Whether the step before this one was skipped, as this one found when it began."""
-        return self._skipped
+        return self.skips.before
 
     def put_back(self) -> None:
         """What the last step delivered never reached the optimiser."""
-        self._user_skip = True
+        self.skips.by_user = True
         self.unsent |= self.engine.processed.keys()
 
     def detach(self) -> None:
