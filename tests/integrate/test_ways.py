@@ -281,6 +281,18 @@ def test_by_hand_a_parameter_without_a_gradient_is_an_error_and_no_loss(ranks):
     assert ranks.run(2, by_hand_forked, [every] * 4) == [(4, "")] * 2
 
 
+def by_hand_one_without(rank):
+    every, few = (0, 1, 2), (0, 1)
+    return by_hand_forked(rank, [every, every, few if rank else every, every])
+
+
+def test_by_hand_a_rank_that_lacks_a_gradient_ends_the_others_too(ranks):
+    (_, other), (step, said) = ranks.run(2, by_hand_one_without)
+    assert step == 2
+    assert "got no gradient" in said
+    assert "rank 0, step 3" in other
+
+
 def own_loop(rank):
     net = models.model()
     state = gradwire.State(density=0.01, dense_below=0)
