@@ -4,6 +4,7 @@ Triton looks at every argument of every launch to find the right compilation. Wi
 names it, and after the first launch nothing is looked at: at bucket sizes that is half of the step.
 """
 
+import functools
 from collections.abc import Hashable
 from typing import Any
 
@@ -20,16 +21,31 @@ def aligned(*tensors: Tensor) -> tuple[bool, ...]:
     return tuple([tensor.data_ptr() % 16 == 0 for tensor in tensors])
 
 
+@functools.cache
+def overtakes(device: int) -> bool:
+    """Whether a kernel can begin on that CUDA device before the one before it has ended."""
+    return (
+        device >= 0
+        and torch.version.hip is None
+        and torch.cuda.get_device_capability(device) >= (9, 0)
+    )
+
+
 class Launcher:
     """A kernel with its launch options.
 
     `key` must tell compilations apart: it holds all constexpr arguments, the dtypes, which
     arguments are None and which addresses are not multiples of 16. Integer arguments must be in the
     kernel's do_not_specialize.
+
+    early: the kernel is launched while the one before it still runs, where the device can do that,
+    which saves a microsecond. Its last argument, a constexpr that is given here, says so: it must
+    then call `gdc_wait` before it touches memory.
     """
 
-    def __init__(self, kernel: Any, **options: Any) -> None:
+    def __init__(self, kernel: Any, early: bool = False, **options: Any) -> None:
         self._kernel = kernel
+        self._early = early
         self._options = options
         self._compiled: dict[Hashable, Any] = {}
 
@@ -39,10 +55,13 @@ class Launcher:
         if device >= 0 and device != torch._C._cuda_getDevice():
             with torch.cuda.device(device):
                 return self(grid, key, on, *args)
+        if self._early:
+            args = (*args, overtakes(device))
         compiled = self._compiled.get((device, key))
         if compiled is None:
             # Triton's interpreter returns None, and nothing is kept.
-            compiled = self._kernel[(grid,)](*args, **self._options)
+            early = {"launch_pdl": True} if self._early and overtakes(device) else {}
+            compiled = self._kernel[(grid,)](*args, **self._options, **early)
             if REUSE and compiled is not None:
                 self._compiled[device, key] = compiled
             return

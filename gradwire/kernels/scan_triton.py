@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_wait
 
 from gradwire.kernels.bits_triton import INFINITY, magnitude, rounded
 from gradwire.kernels.counts_triton import LOW, tally
@@ -104,8 +105,10 @@ def _tile(
 def _scan(
     residual, gradient, maxima, counts, unscale, finite, rows, words, skipped, every, length, span,
     DTYPE: tl.constexpr, ALIGNED: tl.constexpr, PIECES: tl.constexpr, GROUP: tl.constexpr,
-    TILE: tl.constexpr, UNIT: tl.constexpr,
+    TILE: tl.constexpr, UNIT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    if EARLY:
+        gdc_wait()
     tile = tl.program_id(0)
     place = tl.zeros([], tl.int64)
     if PIECES:
@@ -132,7 +135,7 @@ def _scan(
         tally(counts, words, residual, maxima, place + start, left, every, GROUP, TILE, UNIT)
 
 
-_launch = Launcher(_scan, num_warps=WARPS, enable_fp_fusion=False)
+_launch = Launcher(_scan, early=True, num_warps=WARPS, enable_fp_fusion=False)
 
 
 def scan_triton(

@@ -77,6 +77,17 @@ def test_another_key_is_another_compilation(launcher):
     assert len(launcher._kernel.compiled) == 2
 
 
+@pytest.mark.parametrize("can", [False, True])
+def test_an_early_launch_tells_the_kernel(launcher, monkeypatch, can):
+    monkeypatch.setattr(launch_triton, "overtakes", lambda device: can)
+    early = Launcher(Kernel(), early=True, num_warps=4)
+    for _ in range(2):
+        early(3, "key", torch.zeros(1), 1, 2)
+    options = {"num_warps": 4} | ({"launch_pdl": True} if can else {})
+    assert early._kernel.compiled == [((3,), (1, 2, can), options)]
+    assert early._kernel.reused[0][-3:] == (1, 2, can)
+
+
 def scan(pieces, maxima, group=32, unscale=None):
     residual = torch.zeros(8192, device=DEVICE)
     scan_triton.scan_triton(residual, pieces, maxima, group, unscale)
