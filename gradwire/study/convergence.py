@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from gradwire import models
-from gradwire.report.chart import GREY, Chart, Line
+from gradwire.report.chart import GREY, MORE, Chart, Line
+from gradwire.report.curves import COLOURS
 from gradwire.report.outcome import size
 from gradwire.study.crew import Crew
 from gradwire.study.study import (
@@ -55,6 +56,8 @@ SEEDS, SMALL_SEEDS = 3, 2
 SLOW = ("topk/sketched", "topk/gs-sgd")
 """Half a minute each on a CPU. A small study has one of them, once: they differ in how a sum
 travels, not in what it is."""
+FEW = 40
+"""Epochs up to which each has a dot."""
 PAPER = {
     "topk/allgather": "-0.6 to -0.8 points",
     "gaussiank/allgather": "-0.6 to -0.8 points",
@@ -118,30 +121,31 @@ Runs = dict[str, dict[int, list[Row]]]
 
 
 def page(rows: Sequence[Row]) -> Page:
-    """Score against epochs and bytes, and final numbers with their spread."""
-    found: dict[str, Runs] = {}
-    for row in rows:
-        seeds = found.setdefault(row["model"], {}).setdefault(row["recipe"], {})
-        seeds.setdefault(row["seed"], []).append(row)
-    says = [_says(model, runs) for model, runs in found.items()]
+    """Score against epochs and bytes, and final numbers with their spread; a length at a time."""
+    found: dict[tuple[str, int], Runs] = {}
+    for row in sorted(rows, key=lambda row: list(WANTED).index(row["recipe"])):
+        runs = found.setdefault((row["model"], row["epochs"]), {})
+        runs.setdefault(row["recipe"], {}).setdefault(row["seed"], []).append(row)
+    says = [_says(*key, runs) for key, runs in found.items()]
     missing = [name for name in WANTED if not _there(name)]
     if missing:
         says.append(f"Not measured, because not in this version: {listed(missing)}.")
-    charts = [_chart(model, runs, x) for model, runs in found.items() for x in ("epoch", "bytes")]
-    return Page(" ".join(says), [_table(model, runs) for model, runs in found.items()], charts)
+    tables = [_table(model, runs) for (model, _), runs in found.items()]
+    charts = [_chart(*key, runs, x) for key, runs in found.items() for x in ("epoch", "bytes")]
+    return Page(" ".join(says), tables, charts)
 
 
-def _says(model: str, runs: Runs) -> str:
+def _says(model: str, epochs: int, runs: Runs) -> str:
     """Who comes closest to dense, and who stays farthest."""
     task = TASKS[models.spec(model).task]
     gaps = {name: mean(_gaps(runs, name)) for name in runs if name != "dense" and _gaps(runs, name)}
     if not gaps:
-        return f"{model} has no pair of runs yet."
+        return f"{model}, {epochs} epochs, has no pair of runs yet."
     order = sorted(gaps, key=gaps.__getitem__, reverse=task.higher_is_better)
     ends = [f"{name} ({words(gaps[name], task)})" for name in (order[0], order[-1])]
     return (
-        f"{model}, k = {DENSITY:g} d, {WORKERS} workers: {ends[0]} comes closest to dense, "
-        f"{ends[1]} stays farthest."
+        f"{model}, {epochs} epochs, k = {DENSITY:g} d, {WORKERS} workers: {ends[0]} comes closest "
+        f"to dense, {ends[1]} stays farthest."
     )
 
 
@@ -156,7 +160,7 @@ def words(gap: float, task: Task) -> str:
     return f"{gap:+.2f}" if task.measure == "test perplexity" else f"{100 * gap:+.1f} points"
 
 
-def _chart(model: str, runs: Runs, x: str) -> Chart:
+def _chart(model: str, epochs: int, runs: Runs, x: str) -> Chart:
     """The mean over seeds."""
     task, lines = TASKS[models.spec(model).task], []
     percent = 1 if task.measure == "test perplexity" else 100
@@ -164,16 +168,19 @@ def _chart(model: str, runs: Runs, x: str) -> Chart:
         steps = list(zip(*seeds.values(), strict=False))
         xs = [row[0][x] / (1e6 if x == "bytes" else 1) for row in steps]
         ys = [percent * mean(row["score"] for row in step) for step in steps]
-        lines.append(Line(name, xs, ys, "dashes" if name == "dense" else "dots", _colour(name)))
+        style = "dashes" if name == "dense" else "dots" if epochs <= FEW else "line"
+        lines.append(Line(name, xs, ys, style, _colour(name)))
     figure = "Figures 1 and 6" if x == "epoch" else "The same by bytes"
     label = "epoch" if x == "epoch" else "MB sent by all workers"
     unit = task.measure if percent == 1 else f"{task.measure}, %"
-    caption = f"{figure}: {model}, k = {DENSITY:g} d, {WORKERS} workers"
-    return Chart(f"{model}-{x}", caption, label, unit, lines, log_x=x == "bytes")
+    caption = f"{figure}: {model}, {epochs} epochs, k = {DENSITY:g} d, {WORKERS} workers"
+    return Chart(f"{model}-{epochs}-{x}", caption, label, unit, lines, log_x=x == "bytes")
 
 
 def _colour(name: str) -> str:
-    return GREY if name == "dense" else ""
+    """The same in every chart, whatever else is in it."""
+    compressed = [each for each in WANTED if each != "dense"]
+    return GREY if name == "dense" else (COLOURS + MORE)[compressed.index(name)]
 
 
 def _table(model: str, runs: Runs) -> Table:
@@ -200,7 +207,7 @@ def _table(model: str, runs: Runs) -> Table:
         f"{WORKERS} residuals take {size(some['residual_bytes'])}. Pairs share seed and order of "
     )
     note += "examples. The paper: 120 epochs of CIFAR-10, VGG-16 and ResNet-20."
-    return Table(f"{model} at the end", columns, body, note)
+    return Table(f"{model} after {some['epochs']} epochs", columns, body, note)
 
 
 STUDY = Study(

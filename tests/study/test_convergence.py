@@ -32,7 +32,7 @@ def test_the_page_pairs_the_seeds():
     assert table["dense"][:3] == ["91.0 %", "90.0 % to 92.0 %", ""]
     assert "topk/allgather (-1.5 points) comes closest to dense" in page.says
     assert "randk/allgather (-76.0 points) stays farthest" in page.says
-    assert [chart.name for chart in page.charts] == ["fnn3-epoch", "fnn3-bytes"]
+    assert [chart.name for chart in page.charts] == ["fnn3-2-epoch", "fnn3-2-bytes"]
     assert page.charts[0].lines[1].ys == pytest.approx([40, 89.5])
 
 
@@ -47,7 +47,27 @@ def test_lower_perplexity_is_closer():
 
 
 def test_a_study_that_was_stopped_before_the_first_pair_says_so():
-    assert "fnn3 has no pair of runs yet" in convergence.page(rows("dense", 0, [0.5])).says
+    page = convergence.page(rows("dense", 0, [0.5]))
+    assert "fnn3, 1 epochs, has no pair of runs yet" in page.says
+
+
+def test_runs_of_two_lengths_are_not_one_run():
+    short = rows("dense", 0, [0.5]) + rows("topk/union", 0, [0.4])
+    long = rows("topk/union", 0, [0.4, 0.8]) + rows("dense", 0, [0.5, 0.9])
+    page = convergence.page(long + short)
+    names = [f"fnn3-{epochs}-{x}" for epochs in (2, 1) for x in ("epoch", "bytes")]
+    assert [chart.name for chart in page.charts] == names
+    assert [table.title for table in page.tables] == ["fnn3 after 2 epochs", "fnn3 after 1 epochs"]
+    assert [line.ys for line in page.charts[0].lines] == [pytest.approx([50, 90]), [40, 80]]
+    assert "1 epochs, k = 0.001 d, 16 workers: topk/union (-10.0 points)" in page.says
+
+
+def test_a_recipe_has_its_place_and_colour_whoever_was_ready_first():
+    names = ["topk/gs-sgd", "topk/union", "dense"]
+    both = convergence.page([row for name in names for row in rows(name, 0, [0.5])]).charts[0]
+    assert [line.label for line in both.lines] == names[::-1]
+    alone = convergence.page(rows("topk/union", 0, [0.5])).charts[0]
+    assert alone.lines[0].colour == both.lines[1].colour != both.lines[2].colour
 
 
 def test_a_run_gives_a_row_an_epoch(monkeypatch):
