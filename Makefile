@@ -42,11 +42,11 @@ fuzz: $(VENV)/.ready
 faults: $(VENV)/.ready
 	$(BIN)/python -m faults $(KEEP)
 
+# --no-compile: Python compiles what is imported, when it is, a small part of 20,000 files.
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "gradwire needs Python 3.11 or newer; say which with: make PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	# Python compiles what is imported when it is: a tenth of it, and a minute and a half less.
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
