@@ -1,15 +1,14 @@
 """Which recipe keeps dense accuracy with 0.2 % of its entries: ResNet-20, 16 virtual workers."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from gradwire import data as datasets
-from gradwire import models
+from gradwire.data import Data, Shard
 from gradwire.study.accuracy_page import page
 from gradwire.study.convergence import rate
-from gradwire.study.crew import Crew
+from gradwire.study.crew import Crew, examples
 from gradwire.study.local_graph import LocalGraph
 from gradwire.study.study import Cell, Row, Settings, Study, repeatable
 from gradwire.study.unfinished import Unfinished
@@ -20,13 +19,16 @@ FULL: dict[str, Any] = {"model": "resnet20", "batch": 32, "lr": 0.4, "weight_dec
 SMALL: dict[str, Any] = {"model": "fnn3", "batch": 16, "lr": 0.1, "weight_decay": 1e-4}
 EPOCHS, SMALL_EPOCHS, SEEDS, SMALL_SEEDS = 50, 4, 8, 2
 """The learning rate is warmed up over a tenth of the run, then falls like a cosine."""
+LATE = 0.2
+"""The last part of a run, in which the learning rate falls from a tenth to nothing."""
 
 
 @dataclass(frozen=True)
 class Recipe:
     """How a run differs from dense: options of `gradwire train`; `every` > 0 means local steps.
 
-    `lr` is a share of dense's. With `flush` the last step sends what is left.
+    `lr` is a share of dense's. With `flush` the last step sends what is left. `late`, where it is
+    not 0, is the density of the last part of the run.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
@@ -34,6 +36,7 @@ class Recipe:
     every: int = 0
     keep: bool = False
     flush: bool = False
+    late: float = 0.0
 
 
 def _union(percent: float, **more: Any) -> dict[str, Any]:
@@ -55,6 +58,8 @@ RECIPES: dict[str, Recipe] = {
     "union-0.13": Recipe(_union(0.13)),
     "union-0.13-half": Recipe(_union(0.13), 0.5),
     "union-0.2": Recipe(_union(0.2)),
+    "topk-late": Recipe({"method": "topk/allgather", "density": 0.001}, late=0.006),
+    "union-late": Recipe(_union(0.065), late=0.0039),
     "union-front": Recipe(_union(0.05, warmup=(0.006, 0.002), warmup_steps=485)),
     "union-momentum": Recipe(_union(0.13, momentum_correction=True, masking=False)),
     "weights-2-half": _local(2, 0.5, keep=False),
@@ -126,10 +131,19 @@ def measure(settings: Settings, cell: Cell) -> list[Row]:
 
 def open_crew(options: Options, recipe: Recipe) -> Crew:
     """The workers of a recipe."""
+    data = examples(options)
+    if recipe.late:
+        options = _rising(options, recipe.late, data)
     if not recipe.every:
-        return Crew.of(options)
-    examples = datasets.load(options.data, options.data_dir, models.spec(options.model).shape)
-    return LocalGraph(options, examples, recipe.every, keep_unsent=recipe.keep)
+        return Crew(options, data)
+    return LocalGraph(options, data, recipe.every, keep_unsent=recipe.keep)
+
+
+def _rising(options: Options, late: float, data: Data) -> Options:
+    """The density is `late` in the last part of the run."""
+    epoch = Shard(data.examples, options.batch, 0, options.workers, options.seed).steps
+    before = round((1 - LATE) * options.epochs * epoch)
+    return replace(options, density=late, warmup=(options.density,), warmup_steps=before)
 
 
 STUDY = Study(

@@ -89,9 +89,8 @@ class Crew:
 
     @classmethod
     def of(cls, options: Options) -> "Crew":
-        """A crew on the data that the options name, which are read once."""
-        shape = models.spec(options.model).shape
-        return cls(options, _load(options.data, options.data_dir, shape))
+        """A crew on the data that the options name."""
+        return cls(options, examples(options))
 
     @property
     def epoch_steps(self) -> int:
@@ -225,6 +224,11 @@ class Crew:
 
     def _parts(self, flat: Tensor) -> tuple[Tensor, ...]:
         return flat.split([p.numel() for p in self.parameters])
+
+
+def examples(options: Options) -> Data:
+    """The data that the options name, which are read once."""
+    return _load(options.data, options.data_dir, models.spec(options.model).shape)
 
 
 @lru_cache(maxsize=1)

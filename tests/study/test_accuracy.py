@@ -110,3 +110,16 @@ def test_a_run_counts_its_entries_and_repeats(monkeypatch):
     assert first["bytes"] == first["entries"] == 0
     assert last["dense"] == steps * 2 * 15 * 4 * d
     assert found == accuracy.measure(SMALL, cell)
+
+
+@pytest.mark.parametrize("name", ["topk-late", "union-late"])
+def test_more_entries_late_are_as_many_in_all(monkeypatch, name):
+    monkeypatch.setitem(accuracy.SMALL, "batch", 50)
+    *_, before, last = accuracy.measure(SMALL, {"recipe": name, "seed": 1, "epochs": 5})
+    early, late = accuracy.RECIPES[name].options["density"], accuracy.RECIPES[name].late
+    d, steps = last["d"], last["steps"] // 5
+    assert before["entries"] == 4 * steps * entries(early, d)
+    assert last["entries"] - before["entries"] == steps * entries(late, d)
+    flat = {"topk-late": "topk-0.2", "union-late": "union-0.13"}[name]
+    share = accuracy.RECIPES[flat].options["density"]
+    assert last["entries"] == pytest.approx(5 * steps * share * d, rel=0.01)
