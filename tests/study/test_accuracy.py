@@ -114,7 +114,8 @@ def test_a_run_counts_its_entries_and_repeats(monkeypatch):
 
 @pytest.mark.parametrize("name", ["topk-late", "union-late"])
 def test_more_entries_late_are_as_many_in_all(monkeypatch, name):
-    monkeypatch.setitem(accuracy.SMALL, "batch", 50)
+    monkeypatch.setattr(accuracy, "WORKERS", 2)
+    monkeypatch.setitem(accuracy.SMALL, "batch", 400)
     *_, before, last = accuracy.measure(SMALL, {"recipe": name, "seed": 1, "epochs": 5})
     early, late = accuracy.RECIPES[name].options["density"], accuracy.RECIPES[name].late
     d, steps = last["d"], last["steps"] // 5
