@@ -6,8 +6,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Of the tests. More take much memory.
-WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, max(2, len(os.sched_getaffinity(0)))))' 2>/dev/null || echo 2)
+# Of the tests. One more than cores, because many of them wait for processes; more than eight take much memory.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, len(os.sched_getaffinity(0)) + 1))' 2>/dev/null || echo 3)
 
 # Tests start many processes, which then need not compile gradwire each for itself.
 unexport PYTHONDONTWRITEBYTECODE
