@@ -200,9 +200,8 @@ def _table(model: str, runs: Runs) -> Table:
         body[-1] += [size(sent), share]
     some = next(iter(next(iter(runs.values())).values()))[-1]
     columns = ["", task.measure, "seeds", "against dense", "paper, against dense", "bytes", ""]
-    note = (
-        f"{len(next(iter(runs.values())))} seeds, {some['epochs']} epochs, d = {some['d']:,}; all "
-    )
+    count = len(next(iter(runs.values())))
+    note = f"{count} seed{'s' * (count != 1)}, {some['epochs']} epochs, d = {some['d']:,}; all "
     note += (
         f"{WORKERS} residuals take {size(some['residual_bytes'])}. Pairs share seed and order of "
     )
