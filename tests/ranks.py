@@ -15,11 +15,15 @@ PRELOAD = ["gradwire", "torch._dynamo"]
 
 
 class Ranks:
-    """`run(world, function, *args)` calls function(rank, *args) on `world` ranks."""
+    """`run(world, function, *args)` calls function(rank, *args) on `world` ranks.
 
-    def __init__(self, size: int, backend: str = "gloo") -> None:
+    With `anew` every run has processes of its own, so that no communicator is ever destroyed.
+    """
+
+    def __init__(self, size: int, backend: str = "gloo", *, anew: bool = False) -> None:
         self.size = size
         self.backend = backend
+        self.anew = anew
         self._start()
 
     def _start(self) -> None:
@@ -29,7 +33,9 @@ class Ranks:
         self._outbox = context.Queue()
         self._processes = [
             context.Process(
-                target=_serve, args=(rank, self.backend, inbox, self._outbox), daemon=True
+                target=_serve,
+                args=(rank, self.backend, self.anew, inbox, self._outbox),
+                daemon=True,
             )
             for rank, inbox in enumerate(self._inboxes)
         ]
@@ -53,9 +59,19 @@ class Ranks:
             # The last rank to leave its group takes the file away too, at any moment.
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(store)
+        if self.anew:
+            self._leave()
+            self._start()
         if failures:
             raise AssertionError("\n".join(f"rank {r}: {t}" for r, t in sorted(failures.items())))
         return [results[rank] for rank in range(world)]
+
+    def _leave(self) -> None:
+        """Ranks go by themselves: a client of MPS that is killed may take others with it."""
+        for inbox in self._inboxes:
+            inbox.put(None)
+        for process in self._processes:
+            process.join(TIMEOUT)
 
     def restart(self) -> None:
         self.close()
@@ -67,7 +83,7 @@ class Ranks:
             process.join()
 
 
-def _serve(rank: int, backend: str, inbox, outbox) -> None:
+def _serve(rank: int, backend: str, anew: bool, inbox, outbox) -> None:
     if backend == "nccl":
         # NCCL refuses two ranks on one GPU when it believes that they share a host.
         os.environ |= {"NCCL_HOSTID": f"host{rank}", "NCCL_IB_DISABLE": "1"}
@@ -77,8 +93,8 @@ def _serve(rank: int, backend: str, inbox, outbox) -> None:
 
     torch.set_num_threads(1)
     gc.freeze()  # or the collection after each run looks at all that was imported, for 0.15 s
-    while True:
-        function, world, store, args = inbox.get()
+    while task := inbox.get():
+        function, world, store, args = task
         dist.init_process_group(
             backend,
             init_method=f"file://{store}",
@@ -90,5 +106,7 @@ def _serve(rank: int, backend: str, inbox, outbox) -> None:
             outbox.put((rank, True, function(rank, *args)))
         except BaseException:
             outbox.put((rank, False, traceback.format_exc()))
-        gc.collect()
-        dist.destroy_process_group()
+        if not anew:
+            gc.collect()
+            dist.destroy_process_group()
+    os._exit(0)

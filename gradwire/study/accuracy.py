@@ -43,6 +43,11 @@ def _union(percent: float, **more: Any) -> dict[str, Any]:
     return {"method": "topk/union", "density": percent / 100, **more}
 
 
+def _momentum(percent: float) -> dict[str, Any]:
+    given = {"method": "topk/allgather", "density": percent / 100}
+    return given | {"momentum_correction": True}
+
+
 def _local(every: int, lr: float, keep: bool = True, share: float = 0.13) -> Recipe:
     """The entries of `share` % a step, in one exchange every `every` steps."""
     return Recipe(_union(share * every), lr, every, keep, flush=True)
@@ -59,6 +64,9 @@ RECIPES: dict[str, Recipe] = {
     "union-0.13-half": Recipe(_union(0.13), 0.5),
     "union-0.2": Recipe(_union(0.2)),
     "topk-late": Recipe({"method": "topk/allgather", "density": 0.001}, late=0.006),
+    "momentum-0.2": Recipe(_momentum(0.2)),
+    "momentum-carried": Recipe(_momentum(0.2) | {"masking": False}),
+    "momentum-late": Recipe(_momentum(0.1), late=0.006),
     "union-late": Recipe(_union(0.065), late=0.0039),
     "union-front": Recipe(_union(0.05, warmup=(0.006, 0.002), warmup_steps=485)),
     "union-momentum": Recipe(_union(0.13, momentum_correction=True, masking=False)),

@@ -121,12 +121,15 @@ class Options:
 
     def make_optimizer(self, parameters: Iterable[Tensor]) -> Optimizer:
         """SGD or AdamW, without momentum (beta1 = 0) where that is in the gradients."""
-        given: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay}
+        lr, decay, corrected = self.lr, self.weight_decay, self.momentum_correction
+        if self.optimizer == "sgd" and corrected:
+            # SGD's momentum makes 1 / (1 - momentum) of the decay too; here it does not see it.
+            return SGD(parameters, lr, weight_decay=decay / (1 - self.momentum))
         if self.optimizer == "sgd":
-            return SGD(parameters, **given, **({} if self.momentum_correction else self._momentum))
-        beta1 = 0.0 if self.momentum_correction else self.momentum
+            return SGD(parameters, lr, weight_decay=decay, **self._momentum)
+        betas = (0.0 if corrected else self.momentum, self.beta2)
         fused = self.device == "cuda"
-        return AdamW(parameters, **given, betas=(beta1, self.beta2), eps=self.eps, fused=fused)
+        return AdamW(parameters, lr, betas, self.eps, decay, fused=fused)
 
     def against(self, name: str) -> "Options":
         """The same run with another "method" or "method/exchange"."""

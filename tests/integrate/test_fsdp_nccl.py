@@ -21,7 +21,7 @@ POLICIES = {
 
 @pytest.fixture(scope="module")
 def nccl():
-    pool = Ranks(4, backend="nccl")
+    pool = Ranks(4, backend="nccl", anew=True)
     yield pool
     pool.close()
 

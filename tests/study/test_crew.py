@@ -75,3 +75,15 @@ def test_the_averaged_gradient_is_clipped(clip):
     crew.step()
     moved = (torch.cat([p.detach().flatten() for p in crew.parameters]) - before).norm()
     assert bool(moved <= 1.01e-3) is bool(clip)
+
+
+def test_weights_decay_with_momentum_correction_as_with_momentum():
+    """SGD's momentum makes ten times its decay; where gradwire has the momentum SGD has to."""
+    norms = []
+    for more in ({"method": "dense"}, {"density": 1.0, "momentum_correction": True}):
+        run = options(weight_decay=0.01, **more)
+        crew = Crew(run, load(run))
+        for _ in range(60):
+            crew.step()
+        norms.append(float(torch.cat([p.detach().flatten() for p in crew.parameters]).norm()))
+    assert norms[1] == pytest.approx(norms[0], rel=0.02)

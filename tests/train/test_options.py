@@ -68,17 +68,17 @@ def test_what_cannot_work_is_refused_by_name(given, words):
     ("given", "kind", "values"),
     [
         ({}, "SGD", {"momentum": 0.9, "nesterov": False}),
-        ({"momentum_correction": True}, "SGD", {"momentum": 0}),
+        ({"momentum_correction": True, "momentum": 0.75}, "SGD", {"momentum": 0, "weight_decay": 0.4}),
         ({"optimizer": "adamw", "beta2": 0.9}, "AdamW", {"betas": (0.9, 0.9), "eps": 1e-8}),
         ({"model": "gpt-nano", "eps": 1e-4}, "AdamW", {"betas": (0.9, 0.99), "eps": 1e-4}),
         ({"model": "gpt-nano", "momentum_correction": True}, "AdamW", {"betas": (0.0, 0.99)}),
     ],
 )
 def test_the_optimiser(given, kind, values):
-    """Momentum correction takes the place of the optimiser's momentum."""
+    """Momentum correction takes the place of the optimiser's momentum, and SGD's decays with it."""
     made = resolve(given | {"lr": 0.5, "weight_decay": 0.1}).make_optimizer([torch.zeros(1)])
     assert type(made).__name__ == kind
-    for name, value in (values | {"lr": 0.5, "weight_decay": 0.1}).items():
+    for name, value in ({"lr": 0.5, "weight_decay": 0.1} | values).items():
         assert made.defaults[name] == value
 
 
