@@ -194,7 +194,8 @@ RECIPES: dict[str, dict[str, Any]] = {
     "dgc": {"method": "topk", "density": 0.001, "warmup": PAPER, "momentum": 0.9},
 }
 """Tested sets of fields. dgc: Lin et al. (2018), with exact top-k where they sample; it needs
-`warmup_steps`, in the paper one epoch, and an optimiser without momentum."""
+`warmup_steps`, in the paper one epoch, and an optimiser without momentum; SGD's weight decay is
+then that of before divided by 1 - momentum."""
 
 
 def configure(config: Config | None, fields: Mapping[str, Any]) -> Config:

@@ -234,7 +234,8 @@ MomentumCorrection = Annotated[
         "--momentum-correction",
         panel=HOW,
         help="Apply --momentum to each worker's gradients before they are chosen (Deep Gradient "
-        "Compression), and none in the optimiser.",
+        "Compression), and none in the optimiser. SGD's weight decay is then --weight-decay "
+        "over 1 - momentum, as much as its own momentum would have made of it.",
     ),
 ]
 Masking = Annotated[

@@ -68,7 +68,11 @@ def test_what_cannot_work_is_refused_by_name(given, words):
     ("given", "kind", "values"),
     [
         ({}, "SGD", {"momentum": 0.9, "nesterov": False}),
-        ({"momentum_correction": True, "momentum": 0.75}, "SGD", {"momentum": 0, "weight_decay": 0.4}),
+        (
+            {"momentum_correction": True, "momentum": 0.75},
+            "SGD",
+            {"momentum": 0, "weight_decay": 0.4},
+        ),
         ({"optimizer": "adamw", "beta2": 0.9}, "AdamW", {"betas": (0.9, 0.9), "eps": 1e-8}),
         ({"model": "gpt-nano", "eps": 1e-4}, "AdamW", {"betas": (0.9, 0.99), "eps": 1e-4}),
         ({"model": "gpt-nano", "momentum_correction": True}, "AdamW", {"betas": (0.0, 0.99)}),
