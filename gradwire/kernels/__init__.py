@@ -13,6 +13,7 @@ from gradwire.kernels.draw import draw, pick
 from gradwire.kernels.fit import fit
 from gradwire.kernels.halve import halve
 from gradwire.kernels.join import join
+from gradwire.kernels.largest import largest
 from gradwire.kernels.level import level
 from gradwire.kernels.mean import mean
 from gradwire.kernels.momentum import momentum
@@ -36,6 +37,7 @@ __all__ = [
     "halve",
     "insert",
     "join",
+    "largest",
     "level",
     "mean",
     "momentum",

@@ -4,30 +4,37 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.kernels.topk_cpu import array, candidates, exact
+from gradwire.kernels.topk_cpu import array, candidates, exact, topk_cpu
 
 
 def above_cpu(
     u: Tensor, threshold: Tensor, capacity: int, maxima: Tensor | None = None, group: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `above`."""
-    # A Python number would be rounded to fp16 for an fp16 vector, a numpy one is not.
-    entries, bound = array(u), np.float32(threshold)
-    if not capacity:
-        where = np.empty(0, np.int64)
-    elif maxima is None:
-        magnitude = np.abs(entries)
-        where = np.flatnonzero(magnitude > bound)
-        magnitude = magnitude[where]
-    else:
-        groups = np.flatnonzero(array(maxima) > bound)
-        where, magnitude = candidates(entries, groups, group, bound, np.greater)
-    if where.size > capacity:
-        chosen = exact(where, magnitude, capacity)
-    else:
-        chosen = torch.from_numpy(where.astype(np.int32))
+    chosen = _chosen(u, threshold, capacity, maxima, group)
     indices = torch.full((capacity,), u.numel(), dtype=torch.int32)
     values = torch.zeros(capacity, dtype=u.dtype)
     indices[: chosen.numel()] = chosen
     values[: chosen.numel()] = u[chosen]
     return indices, values, torch.tensor(chosen.numel(), dtype=torch.int32)
+
+
+def _chosen(
+    u: Tensor, threshold: Tensor, capacity: int, maxima: Tensor | None, group: int
+) -> Tensor:
+    # A Python number would be rounded to fp16 for an fp16 vector, a numpy one is not.
+    entries, bound = array(u), np.float32(threshold)
+    if not capacity:
+        return torch.empty(0, dtype=torch.int32)
+    if maxima is None:
+        magnitude = np.abs(entries)
+        where = np.flatnonzero(magnitude > bound)
+        magnitude = magnitude[where]
+    else:
+        groups = np.flatnonzero(array(maxima) > bound)
+        if groups.size > capacity:  # so do their entries, and nearly all may pass
+            return topk_cpu(u, capacity, maxima, group)
+        where, magnitude = candidates(entries, groups, group, bound, np.greater)
+    if where.size > capacity:
+        return exact(where, magnitude, capacity)
+    return torch.from_numpy(where.astype(np.int32))

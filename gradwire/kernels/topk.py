@@ -61,6 +61,7 @@ def group_size(size: int, k: int, device: torch.device = torch.device("cpu")) ->
             return 64
         if k * 250 <= size:
             return 32
-    elif k * 256 <= size:
+        return 16 if k * 48 <= size else 0
+    if k * 128 <= size:
         return 64
-    return 16 if k * 48 <= size else 0
+    return 32 if k * 48 <= size else 0
