@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 
 def words_for(bits: int) -> int:
@@ -22,10 +23,10 @@ def put_bits(numbers: Tensor, width: int) -> Tensor:
 
 
 def get_bits(words: Tensor, count: int, width: int) -> Tensor:
-    """The `count` numbers that `put_bits` stored, int64."""
-    wide = torch.cat([words.long() & 0xFFFFFFFF, words.new_zeros(2).long()])
+    """The `count` numbers that `put_bits` stored, int64; of many rows at once, too."""
+    wide = pad(words.long() & 0xFFFFFFFF, (0, 2))
     at = torch.arange(count, device=words.device) * width
-    low, high = wide[at >> 5], wide[(at >> 5) + 1]
+    low, high = wide[..., at >> 5], wide[..., (at >> 5) + 1]
     return ((low >> (at & 31)) | (high << (32 - (at & 31)))) & ((1 << width) - 1)
 
 
@@ -37,13 +38,13 @@ def put_positions(positions: Tensor, real: Tensor, bits: int) -> Tensor:
 
 
 def get_positions(words: Tensor, count: int, missing: int) -> Tensor:
-    """The first `count` set positions, ascending, int64; `missing` where there are fewer."""
+    """The first `count` set positions of each row, ascending, int64; `missing` for the others."""
     shifts = torch.arange(32, device=words.device)
-    bits = ((words.long().unsqueeze(1) >> shifts) & 1).view(-1)
-    place = torch.where(bits == 1, bits.cumsum(0) - 1, count).clamp_(max=count)
-    out = torch.full((count + 1,), missing, dtype=torch.int64, device=words.device)
-    out.scatter_(0, place, torch.arange(bits.numel(), device=words.device))
-    return out[:count]
+    bits = ((words.long().unsqueeze(-1) >> shifts) & 1).flatten(-2)
+    place = torch.where(bits == 1, bits.cumsum(-1) - 1, count).clamp_(max=count)
+    out = words.new_full((*words.shape[:-1], count + 1), missing, dtype=torch.int64)
+    out.scatter_(-1, place, torch.arange(bits.shape[-1], device=words.device).expand_as(place))
+    return out[..., :count]
 
 
 def _signed(words: Tensor) -> Tensor:

@@ -55,7 +55,10 @@ def put_indices(name: str, indices: Tensor, size: int) -> Tensor:
 
 
 def get_indices(name: str, part: Tensor, size: int, capacity: int) -> Tensor:
-    """The int32 indices that `put_indices` stored; what points outside becomes padding (= size)."""
+    """The int32 indices that `put_indices` stored; what points outside becomes padding (= size).
+
+    part: uint8 [bytes], or [messages, bytes].
+    """
     words = part.view(torch.int32)
     if name == "int32" or not capacity:
         where = words
@@ -80,8 +83,9 @@ def _get_packed(words: Tensor, size: int, capacity: int) -> Tensor:
     low = low_bits(size, capacity)
     split, _ = word_parts("packed", size, capacity)
     # What has no bit is at -1, and stays below zero: outside.
-    high = get_positions(words[split:], capacity, -1) - torch.arange(capacity, device=words.device)
-    return (high << low) | get_bits(words[:split], capacity, low)
+    order = torch.arange(capacity, device=words.device)
+    high = get_positions(words[..., split:], capacity, -1) - order
+    return (high << low) | get_bits(words[..., :split], capacity, low)
 
 
 def _put_local(where: Tensor, size: int) -> Tensor:
@@ -96,8 +100,9 @@ def _put_local(where: Tensor, size: int) -> Tensor:
 def _get_local(words: Tensor, size: int, capacity: int) -> Tensor:
     blocks, _ = word_parts("local16", size, capacity)
     order = torch.arange(capacity, dtype=torch.int32, device=words.device)
-    block = torch.searchsorted(words[:blocks], order, right=True)
-    place = words[blocks:].view(torch.int16)[:capacity].long() & (LOCAL - 1)
+    order = order.expand(*words.shape[:-1], -1).contiguous()
+    block = torch.searchsorted(words[..., :blocks].contiguous(), order, right=True)
+    place = words[..., blocks:].view(torch.int16)[..., :capacity].long() & (LOCAL - 1)
     return torch.where(block < blocks, block * LOCAL + place, size)
 
 

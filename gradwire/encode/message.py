@@ -132,23 +132,29 @@ class Message:
         return (((words ^ expected) & compared) == 0).all()
 
     def unpack(self, buffer: Tensor) -> tuple[Sparse, Tensor]:
-        """What another rank's `buffer` delivers, and whether it may be used (0-d bool); no sync.
+        """What another rank's `buffer` delivers, and whether it may be used (0-d bool); no sync."""
+        (sparse,), usable = self.unpack_all(buffer.unsqueeze(0))
+        return sparse, usable
+
+    def unpack_all(self, buffers: Tensor) -> tuple[list[Sparse], Tensor]:
+        """What each of the rows of uint8 [ranks, bytes] delivers, and whether all may be used.
 
         Every rank's message has the size, capacity and encoding of this one, and its indices where
         they are common. One that says otherwise may not be used; an index that points outside is
         turned into padding before it can touch memory.
         """
         mine = self.chosen
-        usable = self._usable(buffer)
-        row = unpack(buffer.unsqueeze(0), mine.size, mine.capacity, self.encoding)[0]
-        words = row[HEADER:].view(torch.int32)
+        rows = unpack(buffers, mine.size, mine.capacity, self.encoding)
+        words, counts = rows[:, HEADER:].view(torch.int32), rows[:, :HEADER].view(torch.int32)[:, 3]
         if self.encoding.indices == "common":
-            indices, values = mine.indices, words[: mine.capacity]
+            indices, values = mine.indices.expand(len(rows), -1), words[:, : mine.capacity]
             values = torch.where(indices < mine.size, values.view(torch.float32), 0)
         else:
-            indices, values = words[: mine.capacity], words[mine.capacity : 2 * mine.capacity]
-        count = buffer[:HEADER].view(torch.int32)[3]
-        return Sparse(indices, values.view(torch.float32), count, mine.size, mine.common), usable
+            indices, values = words[:, : 2 * mine.capacity].unflatten(1, (2, -1)).unbind(1)
+            values = values.view(torch.float32)
+        each = zip(indices.unbind(), values.unbind(), counts.unbind(), strict=True)
+        sparse = [Sparse(i, v, count, mine.size, mine.common) for i, v, count in each]
+        return sparse, self._usable(buffers)
 
 
 def nbytes(capacity: int, encoding: Encoding = Encoding(), size: int = MAX_SIZE) -> int:

@@ -57,20 +57,23 @@ def put_values(name: str, values: Tensor, noise: Noise | None = None) -> Tensor:
 
 
 def get_values(name: str, part: Tensor, capacity: int) -> Tensor:
-    """The fp32 values that `put_values` stored, as every receiver sees them."""
+    """The fp32 values that `put_values` stored, as every receiver sees them.
+
+    part: uint8 [bytes], or [messages, bytes].
+    """
     if name in FLOATS:
         return part.view(FLOATS[name]).float()
     split = 4 * -(-capacity // BLOCK)
-    scale, codes = part[:split].view(torch.float32), part[split:]
+    scale, codes = part[..., :split].view(torch.float32), part[..., split:]
     if name == "int4":
-        both = torch.stack([codes & 15, codes >> 4], 1).view(-1)[:capacity]
-        numbers = both.float() - 8
+        both = torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
+        numbers = both[..., :capacity].float() - 8
     elif name == "sign":
-        bits = (codes.unsqueeze(1) >> _eight(codes)) & 1
-        numbers = 1 - 2 * bits.view(-1)[:capacity].float()
+        bits = (codes.unsqueeze(-1) >> _eight(codes)) & 1
+        numbers = 1 - 2 * bits.flatten(-2)[..., :capacity].float()
     else:
         numbers = codes.view(torch.int8).float()
-    return numbers * scale.unsqueeze(1).expand(-1, BLOCK).reshape(-1)[:capacity]
+    return numbers * scale.repeat_interleave(BLOCK, -1)[..., :capacity]
 
 
 def _floats(dtype: torch.dtype, values: Tensor, noise: Noise | None) -> Tensor:

@@ -74,16 +74,14 @@ class Merging:
         if received is None:
             return
         with stage("decode"):
-            mine, usable = self._like.unpack(self._message.buffer)
-            other, also = self._like.unpack(received)
+            both = torch.stack([self._message.buffer, received])
+            (mine, other), usable = self._like.unpack_all(both)
             summed = add(mine, other)
         with stage("compress"):
             chosen = keep(summed, mine.capacity)
         with stage("encode"):
             like = self._like
-            self._message = encode(
-                chosen, usable & also, like.encoding, noise=self._noise(like.noise)
-            )
+            self._message = encode(chosen, usable, like.encoding, noise=self._noise(like.noise))
             self._sets.append(chosen.indices)
             if to is None:
                 self._watched.append(other)

@@ -47,7 +47,7 @@ def hierarchical(
         update, ok = mean_of(own, everything)
         # Row s m + j is what node j chose of part s.
         ours = everything.view(n, between.size, -1)[:, between.rank]
-        where = torch.cat([own.unpack(row)[0].indices for row in ours.unbind()])
+        where, _ = own.unpack_indices(ours[:, : own.index_part.numel()])
         real = where < size
         given = torch.where(real, u[where.clamp(max=size - 1)], 0)
         rounded = chosen.values - own.delivered.values

@@ -1,5 +1,6 @@
 """Regions of the vector have owners: entries go to their owner, sums come back."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -46,18 +47,17 @@ def oktopk(
         rows = [encode(part, usable, encoding) for part in parts]
     received = group.all_to_all(torch.stack([row.buffer for row in rows]))
     with stage("decode"):
-        theirs, good = zip(*map(rows[0].unpack, received.unbind()), strict=True)
+        theirs, good = rows[0].unpack_all(received)
         total = keep(add_all(theirs), c)
     with stage("encode"):
         reached = torch.where(total.values.abs() >= threshold, total.indices, u.numel())
         kept = restrict(total, reached.sort().values)
-        owned = encode(kept, torch.stack(good).all(), encoding)
+        owned = encode(kept, good, encoding)
         places = quantiles(mine, group.size)
     gathered = group.all_gather(torch.cat([owned.buffer, places.view(torch.uint8)]))
     with stage("decode"):
         length = owned.buffer.numel()
-        sums, good = zip(*map(owned.unpack, gathered[:, :length].unbind()), strict=True)
-        ok = torch.stack(good).all()
+        sums, ok = owned.unpack_all(gathered[:, :length])
         result = join(sums, message.chosen.capacity, exact)
         memory["oktopk.regions"] = gathered[:, length:].contiguous().view(torch.int32)
         memory["oktopk.threshold"] = adapted(result, message.chosen.capacity, threshold, exact)
@@ -109,7 +109,7 @@ def quantiles(mine: Sparse, ranks: int) -> Tensor:
     return torch.where(cuts < ranks, ends, mine.size).to(torch.int32)
 
 
-def join(sums: "tuple[Sparse, ...]", k: int, exact: Tensor) -> Sparse:
+def join(sums: Sequence[Sparse], k: int, exact: Tensor) -> Sparse:
     """What the owners kept, in one; only the k largest in a step that is exact."""
     total = add_all(sums)
     largest = keep(total, min(k, total.capacity))

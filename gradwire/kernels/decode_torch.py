@@ -6,6 +6,8 @@ from torch import Tensor
 from gradwire.kernels.target import Target
 
 HEADER = 32
+MANY = 1 << 18
+"""Entries that are looked at together."""
 
 
 def decode_torch(
@@ -27,12 +29,15 @@ def decode_torch(
     # A tensor, not a number: CUDA multiplies by the reciprocal of a number.
     ranks = torch.full((), float(len(gathered)), device=gathered.device)
     split = HEADER + (4 * capacity if common is None else 0)
-    for row in gathered.unbind():
-        indices = row[HEADER:split].view(torch.int32) if common is None else common
-        given = row[split : split + capacity * values.itemsize].view(values).float()
+    together = max(1, MANY // max(1, capacity))
+    for rows in gathered.split(together):
+        indices = rows[:, HEADER:split].view(torch.int32) if common is None else common
+        given = rows[:, split : split + capacity * values.itemsize].view(values).float()
         inside = (indices >= 0) & (indices < size)
         given = torch.where(inside, given, 0) / ranks
-        out.index_add_(0, torch.where(inside, indices, size), given)
+        where = torch.where(inside, indices, size).expand_as(given)
+        for one, values_there in zip(where.unbind(), given.unbind(), strict=True):
+            out.index_add_(0, one, values_there)
     for place, piece in into.pieces:
         piece.copy_(out[place : place + piece.numel()])
     return into.out, ok

@@ -18,8 +18,9 @@ def unpack(
 ) -> Tensor:
     """uint8 [ranks, bytes]: each header as it came, `capacity` int32 indices, as many fp32 values.
 
-    messages: uint8 [ranks, bytes] in `encoding`. Common indices stay away. An index that points
-    outside, or is not there, becomes padding: index = size, value = 0. Zeros fill up 16 bytes.
+    messages: uint8 [ranks, bytes] in `encoding`; rows need not follow each other. Common indices
+    stay away. An index that points outside, or is not there, becomes padding: index = size,
+    value = 0. Zeros fill up 16 bytes.
     bare: the messages end before their values, which become zero.
     """
     return _version(messages.device, encoding.values)(messages, size, capacity, encoding, bare)

@@ -8,6 +8,8 @@ from gradwire.encode.message import Encoding, nbytes
 from gradwire.encode.values import get_values, value_bytes
 
 HEADER = 32
+MANY = 1 << 18
+"""Entries that are unpacked at once: more take more memory, and no less time."""
 
 
 def unpack_torch(
@@ -19,16 +21,17 @@ def unpack_torch(
     out = messages.new_zeros(len(messages), length)
     split = HEADER + index_bytes(encoding.indices, size, capacity)
     end = split + value_bytes(encoding.values, capacity)
-    for row, message in zip(out.unbind(), messages.unbind(), strict=True):
-        row[:HEADER] = message[:HEADER]
-        words = row[HEADER : HEADER + (4 if common else 8) * capacity].view(torch.int32)
+    out[:, :HEADER] = messages[:, :HEADER]
+    together = max(1, MANY // max(1, capacity))
+    for rows, part in zip(out.split(together), messages.split(together), strict=True):
+        words = rows[:, HEADER : HEADER + (4 if common else 8) * capacity].view(torch.int32)
         if not common:
-            indices = get_indices(encoding.indices, message[HEADER:split], size, capacity)
-            words[:capacity] = indices
+            indices = get_indices(encoding.indices, part[:, HEADER:split], size, capacity)
+            words[:, :capacity] = indices
         if bare:
             continue
-        values = get_values(encoding.values, message[split:end], capacity)
+        values = get_values(encoding.values, part[:, split:end], capacity)
         if not common:
             values = torch.where(indices < size, values, 0)
-        words[-capacity:].view(torch.float32).copy_(values)
+        words[:, -capacity:].view(torch.float32).copy_(values)
     return out

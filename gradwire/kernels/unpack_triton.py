@@ -154,7 +154,7 @@ def unpack_triton(
     messages: Tensor, size: int, capacity: int, encoding: Encoding, bare: bool = False
 ) -> Tensor:
     """See `unpack`. Moves the messages in and 8 bytes an entry out; bitmaps are read twice."""
-    ranks, stride = len(messages), messages.shape[1] // 4
+    ranks, stride = len(messages), messages.stride(0) // 4
     indices = "common" if encoding.indices == "common" else "int32"
     length = nbytes(capacity, Encoding("fp32", indices), size)
     out = torch.empty(ranks, length, dtype=torch.uint8, device=messages.device)
