@@ -1,7 +1,10 @@
 """Ranks without a cluster: P workers in one process that run the exchange code of real ones."""
 
+import functools
+import os
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
 import torch
@@ -10,6 +13,17 @@ from torch import Tensor
 from gradwire.stages import stage
 
 T = TypeVar("T")
+MOST = 1 << 20
+
+
+@functools.cache
+def _threads() -> ThreadPoolExecutor:
+    """Kept for the next step, with what torch makes for a thread; as many as were ever at work."""
+    return ThreadPoolExecutor(MOST, "virtual worker")
+
+
+if hasattr(os, "register_at_fork"):  # threads stay with the parent
+    os.register_at_fork(after_in_child=_threads.cache_clear)
 
 
 class VirtualRanks:
@@ -46,14 +60,9 @@ class VirtualRanks:
             finally:
                 self._pass_on(rank)
 
-        threads = [
-            threading.Thread(target=worker, args=(r,), daemon=True) for r in range(self.size)
-        ]
-        for thread in threads:
-            thread.start()
+        running = [_threads().submit(worker, rank) for rank in range(self.size)]
         self._turns[0].release()
-        for thread in threads:
-            thread.join()
+        wait(running)
         # The last rank to finish passes the turn on to nobody.
         self._turns = [threading.Semaphore(0) for _ in range(self.size)]
         if self._failure is not None:

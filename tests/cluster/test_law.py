@@ -1,5 +1,7 @@
 """The law: mean of u = update + mean of the new residuals. First test of everything."""
 
+import multiprocessing
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -241,6 +243,20 @@ def test_virtual_workers_meet_several_times_in_order():
 
     expected = [x for i in range(4) for x in ([10 * i, 10 * i + 1, 10 * i + 2], 3 * i + 3)]
     assert ranks.run(work) == [expected] * 3
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_virtual_workers_work_in_a_child_too():
+    """A fork has no threads but its own, whatever the parent has kept."""
+    ranks = VirtualRanks(2)
+    assert ranks.run(lambda rank: rank) == [0, 1]
+    child = multiprocessing.get_context("fork").Process(target=ranks.run, args=(abs,))
+    child.start()
+    child.join(20)
+    hangs = child.is_alive()
+    child.kill()
+    assert not hangs
+    assert child.exitcode == 0
 
 
 def test_virtual_workers_survive_a_failure():
