@@ -29,6 +29,7 @@ def remember():
     unwrap, make_constant = tl.core._unwrap_if_constexpr, semantic.scalar_constant
     check = semantic.binary_op_type_checking_impl
     np_dtypes, blocks, shapes, constants = {}, {}, {}, {}
+    plain = {("int32", int), ("fp32", int), ("fp32", float)}
 
     def np_dtype_once(kind):
         if kind.name not in np_dtypes:
@@ -65,11 +66,14 @@ def remember():
         return unwrap(value) if isinstance(value, list | tuple | tl.core.tuple) else value
 
     def check_first(self, lhs, rhs, *args, **kw):
-        """Two of one type need neither a cast nor a broadcast."""
-        alike = isinstance(lhs, tl.tensor) and isinstance(rhs, tl.tensor)
-        alike = alike and lhs.type.name == rhs.type.name
-        if alike and lhs.dtype.name in ("int1", "int32", "fp32"):
-            return lhs, rhs
+        """Two of one type need neither a cast nor a broadcast, and numpy broadcasts a scalar."""
+        kind = lhs.dtype.name if isinstance(lhs, tl.tensor) else ""
+        if kind in ("int1", "int32", "fp32"):
+            if isinstance(rhs, tl.tensor):
+                if lhs.type.name == rhs.type.name or (kind == rhs.type.name and kind != "int1"):
+                    return lhs, rhs
+            elif (kind, type(rhs)) in plain and -(2**31) <= rhs < 2**31:
+                return lhs, self.scalar_constant(rhs, lhs.dtype)
         return check(self, lhs, rhs, *args, **kw)
 
     interpreter._get_np_dtype = np_dtype_once
