@@ -27,8 +27,9 @@ def remember():
     block, semantic = tl.core.block_type, interpreter.TritonSemantic
     np_dtype, make_block = interpreter._get_np_dtype, block.__init__
     unwrap, make_constant = tl.core._unwrap_if_constexpr, semantic.scalar_constant
-    check = semantic.binary_op_type_checking_impl
+    check, broadcast = semantic.binary_op_type_checking_impl, semantic.broadcast_impl_value
     np_dtypes, blocks, shapes, constants = {}, {}, {}, {}
+    bare = {int, float, bool, type(None), tl.tensor}
     plain = {("int32", int), ("fp32", int), ("fp32", float)}
 
     def np_dtype_once(kind):
@@ -61,6 +62,8 @@ def remember():
         return constants[key]
 
     def unwrap_first(value):
+        if type(value) in bare:
+            return value
         if isinstance(value, tl.constexpr):
             return value.value
         return unwrap(value) if isinstance(value, list | tuple | tl.core.tuple) else value
@@ -76,10 +79,14 @@ def remember():
                 return lhs, self.scalar_constant(rhs, lhs.dtype)
         return check(self, lhs, rhs, *args, **kw)
 
+    def broadcast_first(self, lhs, rhs):
+        return (lhs, rhs) if lhs.shape is rhs.shape else broadcast(self, lhs, rhs)
+
     interpreter._get_np_dtype = np_dtype_once
     block.__init__, tl.tensor.__init__ = block_once, tensor_once
     tl.core._unwrap_if_constexpr = unwrap_first
     semantic.scalar_constant, semantic.binary_op_type_checking_impl = constant_once, check_first
+    semantic.broadcast_impl_value = broadcast_first
 
 
 def call_at_once(scope, name, member, builder, changes):
