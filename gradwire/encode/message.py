@@ -143,15 +143,14 @@ class Message:
         they are common. One that says otherwise may not be used; an index that points outside is
         turned into padding before it can touch memory.
         """
-        mine = self.chosen
-        rows = unpack(buffers, mine.size, mine.capacity, self.encoding)
-        words, counts = rows[:, HEADER:].view(torch.int32), rows[:, :HEADER].view(torch.int32)[:, 3]
+        mine, k = self.chosen, self.chosen.capacity
+        rows = unpack(buffers, mine.size, k, self.encoding).view(torch.int32)
+        counts, words = rows[:, 3], rows[:, HEADER // 4 :]
         if self.encoding.indices == "common":
-            indices, values = mine.indices.expand(len(rows), -1), words[:, : mine.capacity]
-            values = torch.where(indices < mine.size, values.view(torch.float32), 0)
+            indices, values = mine.indices.expand(len(rows), -1), words[:, :k].view(torch.float32)
+            values = torch.where(indices < mine.size, values, 0)
         else:
-            indices, values = words[:, : 2 * mine.capacity].unflatten(1, (2, -1)).unbind(1)
-            values = values.view(torch.float32)
+            indices, values = words[:, :k], words[:, k : 2 * k].view(torch.float32)
         each = zip(indices.unbind(), values.unbind(), counts.unbind(), strict=True)
         sparse = [Sparse(i, v, count, mine.size, mine.common) for i, v, count in each]
         return sparse, self._usable(buffers)
