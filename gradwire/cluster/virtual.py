@@ -48,9 +48,12 @@ class VirtualRanks:
         self._rounds.clear()
         self._round = [0] * self.size
         stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
+        threads = torch.get_num_threads()
 
         def worker(rank: int) -> None:
             self._turns[rank].acquire()
+            if torch.get_num_threads() != threads:  # a thread keeps what it began with
+                torch.set_num_threads(threads)
             try:
                 if self._failure is None:
                     with torch.cuda.stream(stream):  # a thread begins on the default one

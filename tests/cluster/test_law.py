@@ -245,6 +245,16 @@ def test_virtual_workers_meet_several_times_in_order():
     assert ranks.run(work) == [expected] * 3
 
 
+def test_virtual_workers_have_the_threads_of_whoever_calls_them():
+    ranks, before = VirtualRanks(2), torch.get_num_threads()
+    try:
+        for threads in (2, 1, 3):
+            torch.set_num_threads(threads)
+            assert ranks.run(lambda rank: torch.get_num_threads()) == [threads] * 2
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_virtual_workers_work_in_a_child_too():
     """A fork has no threads but its own, whatever the parent has kept."""
