@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 # Of the tests. One more than cores, because many of them wait for processes; more than eight take much memory.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, len(os.sched_getaffinity(0)) + 1))' 2>/dev/null || echo 3)
 
-# Tests start many processes, which then need not compile gradwire each for itself.
+# Packages are installed without their bytecode; what is compiled when it is imported is kept.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test lint check docs fuzz faults clean

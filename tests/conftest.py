@@ -1,9 +1,15 @@
 import multiprocessing
 import os
+import sys
 
 import pytest
 
 from tests.ranks import PRELOAD, Ranks
+
+# Packages are installed without their bytecode: processes that tests start would compile all they
+# import anew, and time out.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Workers that take all cores each wait for each other. Read when torch is imported.
