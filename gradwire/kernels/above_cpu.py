@@ -4,19 +4,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.kernels.topk_cpu import array, candidates, exact, topk_cpu
+from gradwire.kernels.topk_cpu import array, candidates, exact, padded, topk_cpu
 
 
 def above_cpu(
     u: Tensor, threshold: Tensor, capacity: int, maxima: Tensor | None = None, group: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `above`."""
-    chosen = _chosen(u, threshold, capacity, maxima, group)
-    indices = torch.full((capacity,), u.numel(), dtype=torch.int32)
-    values = torch.zeros(capacity, dtype=u.dtype)
-    indices[: chosen.numel()] = chosen
-    values[: chosen.numel()] = u[chosen]
-    return indices, values, torch.tensor(chosen.numel(), dtype=torch.int32)
+    return padded(u, _chosen(u, threshold, capacity, maxima, group), capacity)
 
 
 def _chosen(

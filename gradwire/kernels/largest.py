@@ -17,7 +17,8 @@ def largest(
 
     Piece i is [bounds[i], bounds[i + 1]); bounds are multiples of `group`, but for the last, and
     cover u. Ascending, padded to `capacity` with (size, 0); ties go to the smaller index, zeros are
-    not chosen. Where there are more, the `capacity` largest are taken. u: flat and finite.
+    not chosen. Where there are more, the `capacity` largest are taken; it is at least 1 where
+    anything is wanted. wanted: at most what a piece has. u: flat and finite.
     maxima: max |u| of every `group` consecutive entries.
     """
     return _version(u.device)(u, bounds, wanted, capacity, maxima, group)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.kernels.topk_cpu import array, exact, topk_cpu
+from gradwire.kernels.topk_cpu import array, exact, padded, topk_cpu
 
 
 def largest_cpu(
@@ -23,9 +23,5 @@ def largest_cpu(
     magnitude = np.abs(array(u)[where])
     where, magnitude = where[magnitude > 0], magnitude[magnitude > 0]
     if where.size > capacity:
-        where = exact(where, magnitude, capacity).numpy() if capacity else where[:0]
-    indices = torch.full((capacity,), u.numel(), dtype=torch.int32)
-    values = torch.zeros(capacity, dtype=u.dtype)
-    indices[: where.size] = torch.from_numpy(where)
-    values[: where.size] = u[indices[: where.size]]
-    return indices, values, torch.tensor(where.size, dtype=torch.int32)
+        return padded(u, exact(where, magnitude, capacity), capacity)
+    return padded(u, torch.from_numpy(where), capacity)

@@ -84,6 +84,15 @@ def exact(where: np.ndarray, magnitude: np.ndarray, k: int) -> Tensor:
     return torch.from_numpy(out)
 
 
+def padded(u: Tensor, chosen: Tensor, capacity: int) -> tuple[Tensor, Tensor, Tensor]:
+    """int32 indices and values of the chosen entries, with (size, 0) behind them; their count."""
+    indices = torch.full((capacity,), u.numel(), dtype=torch.int32)
+    values = torch.zeros(capacity, dtype=u.dtype)
+    indices[: chosen.numel()] = chosen
+    values[: chosen.numel()] = u[chosen]
+    return indices, values, torch.tensor(chosen.numel(), dtype=torch.int32)
+
+
 def kth_largest(x: np.ndarray, k: int) -> float:
     """numpy's introselect is twice as fast here as torch.topk."""
     return float(np.partition(x, x.size - k)[x.size - k])

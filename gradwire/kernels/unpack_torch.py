@@ -6,10 +6,7 @@ from torch import Tensor
 from gradwire.encode.indices import get_indices, index_bytes
 from gradwire.encode.message import Encoding, nbytes
 from gradwire.encode.values import get_values, value_bytes
-
-HEADER = 32
-MANY = 1 << 18
-"""Entries that are unpacked at once: more take more memory, and no less time."""
+from gradwire.kernels.decode_torch import HEADER, MANY
 
 
 def unpack_torch(
