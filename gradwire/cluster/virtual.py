@@ -26,6 +26,21 @@ if hasattr(os, "register_at_fork"):  # threads stay with the parent
     os.register_at_fork(after_in_child=_threads.cache_clear)
 
 
+class Meeting:
+    """What all ranks offered, in rank order, and what was made of it for all of them."""
+
+    def __init__(self) -> None:
+        self.offered: list[Tensor] = []
+        self._made: dict[tuple[int, ...], Tensor] = {}
+
+    def once(self, members: Sequence[int], make: Callable[[list[Tensor]], Tensor]) -> Tensor:
+        """`make` of what these members offered: the first of them makes it, the others read it."""
+        key = tuple(members)
+        if key not in self._made:
+            self._made[key] = make([self.offered[member] for member in members])
+        return self._made[key]
+
+
 class VirtualRanks:
     """P workers that take turns: one runs until it needs the others, then the next one does.
 
@@ -36,7 +51,7 @@ class VirtualRanks:
     def __init__(self, size: int) -> None:
         self.size = size
         self.groups = [VirtualGroup(self, rank) for rank in range(size)]
-        self._rounds: dict[int, list[Tensor]] = {}
+        self._rounds: dict[int, Meeting] = {}
         self._round = [0] * size
         self._turns = [threading.Semaphore(0) for _ in range(size)]
         self._failure: BaseException | None = None
@@ -75,19 +90,19 @@ class VirtualRanks:
     def _pass_on(self, rank: int) -> None:
         self._turns[(rank + 1) % self.size].release()
 
-    def meet(self, rank: int, tensor: Tensor) -> list[Tensor]:
-        """Every rank's tensor; returns once all ranks have offered theirs."""
+    def meet(self, rank: int, tensor: Tensor) -> Meeting:
+        """Returns once all ranks have offered a tensor."""
         this = self._round[rank]
         self._round[rank] += 1
-        offered = self._rounds.setdefault(this, [])
-        offered.append(tensor)
+        meeting = self._rounds.setdefault(this, Meeting())
+        meeting.offered.append(tensor)
         self._pass_on(rank)
         self._turns[rank].acquire()
         if self._failure is not None:
             raise RuntimeError("another virtual worker failed") from self._failure
         if rank == self.size - 1:
             del self._rounds[this]
-        return offered
+        return meeting
 
 
 class VirtualGroup:
@@ -114,13 +129,14 @@ class VirtualGroup:
     def all_gather(self, tensor: Tensor) -> Tensor:
         self._count((self.size - 1) * tensor.nbytes, self.size - 1)
         with stage("exchange"):
-            return torch.stack(self._meet(tensor))
+            # The same memory on every rank: nobody writes into what was gathered.
+            return self._ranks.meet(self._me, tensor).once(self._members, torch.stack)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         self._count(2 * (self.size - 1) * tensor.nbytes // self.size, 2 * (self.size - 1))
         with stage("exchange"):
-            total = sum_in_order(self._meet(tensor.clone()))
-            return tensor.copy_(total)
+            meeting = self._ranks.meet(self._me, tensor)
+            return tensor.copy_(meeting.once(self._members, sum_in_order))
 
     def all_to_all(self, tensor: Tensor) -> Tensor:
         self._count((self.size - 1) * tensor.nbytes // self.size, self.size - 1)
@@ -152,7 +168,7 @@ class VirtualGroup:
 
     def _meet(self, tensor: Tensor) -> list[Tensor]:
         """Everyone meets, also those of other parts: all ranks run the same operations."""
-        offered = self._ranks.meet(self._me, tensor)
+        offered = self._ranks.meet(self._me, tensor).offered
         return [offered[member] for member in self._members]
 
 

@@ -19,16 +19,14 @@ FULL: dict[str, Any] = {"model": "resnet20", "batch": 32, "lr": 0.4, "weight_dec
 SMALL: dict[str, Any] = {"model": "fnn3", "batch": 16, "lr": 0.1, "weight_decay": 1e-4}
 EPOCHS, SMALL_EPOCHS, SEEDS, SMALL_SEEDS = 50, 4, 8, 2
 """The learning rate is warmed up over a tenth of the run, then falls like a cosine."""
-LATE = 0.2
-"""The last part of a run, in which the learning rate falls from a tenth to nothing."""
 
 
 @dataclass(frozen=True)
 class Recipe:
     """How a run differs from dense: options of `gradwire train`; `every` > 0 means local steps.
 
-    `lr` is a share of dense's. With `flush` the last step sends what is left. `late`, where it is
-    not 0, is the density of the last part of the run.
+    `lr` is a share of dense's. With `flush` the last step sends what is left. `early`: a share of
+    the run, the first, and the density there. `times` as many epochs as dense are trained.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
@@ -36,16 +34,19 @@ class Recipe:
     every: int = 0
     keep: bool = False
     flush: bool = False
-    late: float = 0.0
+    early: tuple[float, float] = (0.0, 0.0)
+    times: int = 1
 
 
 def _union(percent: float, **more: Any) -> dict[str, Any]:
     return {"method": "topk/union", "density": percent / 100, **more}
 
 
-def _momentum(percent: float) -> dict[str, Any]:
-    given = {"method": "topk/allgather", "density": percent / 100}
-    return given | {"momentum_correction": True}
+def _topk(percent: float, **more: Any) -> dict[str, Any]:
+    return {"method": "topk/allgather", "density": percent / 100, **more}
+
+
+MOMENTUM: dict[str, Any] = {"momentum_correction": True}
 
 
 def _local(every: int, lr: float, keep: bool = True, share: float = 0.13) -> Recipe:
@@ -59,17 +60,18 @@ def _coded(method: str, percent: float, values: str, indices: str = "packed") ->
 
 RECIPES: dict[str, Recipe] = {
     "dense": Recipe({"method": "dense"}),
-    "topk-0.2": Recipe({"method": "topk/allgather", "density": 0.002}),
+    "topk-0.2": Recipe(_topk(0.2)),
     "union-0.13": Recipe(_union(0.13)),
     "union-0.13-half": Recipe(_union(0.13), 0.5),
     "union-0.2": Recipe(_union(0.2)),
-    "topk-late": Recipe({"method": "topk/allgather", "density": 0.001}, late=0.006),
-    "momentum-0.2": Recipe(_momentum(0.2)),
-    "momentum-carried": Recipe(_momentum(0.2) | {"masking": False}),
-    "momentum-late": Recipe(_momentum(0.1), late=0.006),
-    "union-late": Recipe(_union(0.065), late=0.0039),
+    "momentum-0.2": Recipe(_topk(0.2, **MOMENTUM)),
+    "momentum-carried": Recipe(_topk(0.2, masking=False, **MOMENTUM)),
+    "topk-front": Recipe(_topk(0.155), early=(0.1, 0.006)),
+    "momentum-front": Recipe(_topk(0.155, **MOMENTUM), early=(0.1, 0.006)),
+    "momentum-twice": Recipe(_topk(0.073, **MOMENTUM), early=(0.05, 0.006), times=2),
+    "union-momentum-front": Recipe(_union(0.1, **MOMENTUM), early=(0.1, 0.004)),
     "union-front": Recipe(_union(0.05, warmup=(0.006, 0.002), warmup_steps=485)),
-    "union-momentum": Recipe(_union(0.13, momentum_correction=True, masking=False)),
+    "union-momentum": Recipe(_union(0.13, masking=False, **MOMENTUM)),
     "weights-2-half": _local(2, 0.5, keep=False),
     "weights-4": _local(4, 1.0, keep=False),
     "weights-4-half": _local(4, 0.5, keep=False),
@@ -109,11 +111,13 @@ def cells(settings: Settings) -> list[Cell]:
 def measure(settings: Settings, cell: Cell) -> list[Row]:
     """A row an epoch.
 
-    bytes are those that all workers sent, dense those of an all-reduce at every step; entries are
-    those that a worker chose, all of them where everything was sent.
+    bytes are those that all workers sent, entries those that a worker chose, all of them where
+    everything was sent. steps are dense's when it is as far, and dense the bytes of an all-reduce
+    at every one of them.
     """
     recipe = RECIPES[cell["recipe"]]
-    given = (SMALL if settings.small else FULL) | {"seed": cell["seed"], "epochs": cell["epochs"]}
+    given = (SMALL if settings.small else FULL) | {"seed": cell["seed"]}
+    given |= {"epochs": cell["epochs"] * recipe.times}
     given |= recipe.options | {"workers": WORKERS, "data_dir": settings.data_dir}
     options = resolve(given | {"device": settings.device})
     with repeatable(settings):
@@ -129,9 +133,10 @@ def measure(settings: Settings, cell: Cell) -> list[Row]:
                     crew.flush()
                 losses.append(crew.step(lr * rate(crew.steps / total)))
             row: Row = {"epoch": epoch, "loss": float(torch.stack(losses).mean())}
-            row |= {"score": crew.score(), "bytes": crew.bytes_sent, "dense": epoch * dense}
-            row |= {"entries": crew.chosen, "steps": crew.steps, "d": crew.entries}
-            row |= {"model": options.model, "residual_bytes": crew.residual_bytes}
+            row |= {"score": crew.score(), "bytes": crew.bytes_sent, "entries": crew.chosen}
+            row |= {"dense": epoch * dense / recipe.times, "steps": crew.steps / recipe.times}
+            row |= {"d": crew.entries, "activations": crew.activations, "model": options.model}
+            row |= {"residual_bytes": crew.residual_bytes}
             rows.append(cell | row)
             run.keep(crew, rows, options.epochs)
     return rows
@@ -140,18 +145,19 @@ def measure(settings: Settings, cell: Cell) -> list[Row]:
 def open_crew(options: Options, recipe: Recipe) -> Crew:
     """The workers of a recipe."""
     data = examples(options)
-    if recipe.late:
-        options = _rising(options, recipe.late, data)
+    if recipe.early[0]:
+        options = _falling(options, recipe.early, data)
     if not recipe.every:
-        return Crew(options, data)
+        return Crew(options, data, abreast=True)
     return LocalGraph(options, data, recipe.every, keep_unsent=recipe.keep)
 
 
-def _rising(options: Options, late: float, data: Data) -> Options:
-    """The density is `late` in the last part of the run."""
+def _falling(options: Options, early: tuple[float, float], data: Data) -> Options:
+    """`early`: a share of the run, and its density."""
     epoch = Shard(data.examples, options.batch, 0, options.workers, options.seed).steps
-    before = round((1 - LATE) * options.epochs * epoch)
-    return replace(options, density=late, warmup=(options.density,), warmup_steps=before)
+    share, density = early
+    steps = round(share * options.epochs * epoch)
+    return replace(options, warmup=(density,), warmup_steps=steps)
 
 
 STUDY = Study(

@@ -109,9 +109,11 @@ def _table(model: str, epochs: int, runs: Runs) -> Table:
     some = _last(runs, next(iter(runs)))[0]
     note = (
         f"{epochs} epochs, d = {some['d']:,}; all residuals take {size(some['residual_bytes'])}. "
+        f"Activations of dense: {some.get('activations', 'fp32')}. "
         "Pairs share seed and order of examples. Most that is lost: the upper end of the 90 % "
-        "interval of the mean difference (t). Entries: what a worker chose, over d and all steps; "
-        "bytes: what left all workers, over that of an all-reduce at every step."
+        "interval of the mean difference (t). Entries: what a worker chose, over d and all steps "
+        "of dense; bytes: what left all workers, over that of an all-reduce at every one of them. "
+        "twice: trained for twice as many epochs as dense."
     )
     return Table(f"{model}, {epochs} epochs", columns, body, note)
 

@@ -16,7 +16,8 @@ SHARES = [1e-4, 3e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.0625, 0.1, 0.15, 0.2
 RATIOS = (1000, 250, 100)
 PROFILED = ("normal", "Laplace", "clipped normal", "near a constant", "lenet5", "resnet20")
 POINTS = 120
-REAL = [(model, 400) for model in ("fnn3", "lenet5", "resnet20", "vgg16-cifar", "lstm-ptb")]
+NETWORKS = ("fnn3", "lenet5", "resnet20", "vgg16-cifar", "lstm-ptb", "lstm-an4")
+REAL = [(model, 400) for model in NETWORKS]
 PAPER = {1000: 250_250, 250: 15_688, 100: 2_525}
 """c^4 / (2c - 1)^2 of Theorem 2."""
 
@@ -197,5 +198,5 @@ STUDY = Study(
     cells=cells,
     measure=measure,
     page=page,
-    files=("mnist", "cifar10", "ptb"),
+    files=("mnist", "cifar10", "ptb", "an4"),
 )

@@ -12,11 +12,12 @@ from gradwire import models
 from gradwire.accumulate.schedule import entries
 from gradwire.cluster.local import VirtualCluster
 from gradwire.data import Data, Shard, mix
+from gradwire.study.abreast import Abreast
 from gradwire.study.batches import Batches
 from gradwire.study.graphs import Passes, twins
 from gradwire.study.lanes import Lanes
 from gradwire.train.options import Options
-from gradwire.train.task import TASKS
+from gradwire.train.task import TASKS, Batch
 
 
 class Stopwatch:
@@ -58,11 +59,14 @@ class Crew:
     0's running statistics, as a rank 0 checkpoint does. With one bundle and a rank-ordered
     exchange the weights are those of real ranks, bit for bit. On CUDA the passes of all workers
     are one graph, or, where batches differ in shape, as those of speech do, run side by side; there
-    dropout draws from torch's generator, elsewhere every worker's is seeded at every step.
+    dropout draws from torch's generator, elsewhere every worker's is seeded at every step. With
+    `abreast` they are one batch there, with activations in bf16.
     """
 
-    def __init__(self, options: Options, data: Data) -> None:
+    def __init__(self, options: Options, data: Data, *, abreast: bool = False) -> None:
         self.options, self.device = options, torch.device(options.device)
+        self._abreast = abreast and self.device.type == "cuda"
+        self.activations = "bf16" if self._abreast else "fp32"
         self.data = data.to(self.device)
         self.shards = [
             Shard(data.examples, options.batch, rank, options.workers, options.seed)
@@ -78,7 +82,7 @@ class Crew:
         self.cluster = VirtualCluster(options.workers, options.config())
         self.entries = sum(p.numel() for p in self.parameters)
         self.batches = Batches(self.data, self.shards, self.device)
-        self.passes: Passes | None = None
+        self.passes: Passes | Abreast | None = None
         self.lanes: Lanes | None = None
         self.steps = self.exchanges = 0
         self.gradients: list[Tensor] = []
@@ -188,10 +192,15 @@ class Crew:
             return self._side_by_side(epoch, offset)
         batch = self.batches(epoch, offset)
         if self.passes is None:
-            models = twins(self.model, self.options.workers)
-            self.passes = Passes(models, self.options.task.loss, batch)
+            self.passes = self._open_passes(batch)
         self.passes(batch)
         return list(self.passes.gradients), self.passes.losses
+
+    def _open_passes(self, batch: Batch) -> Passes | Abreast:
+        workers, loss = self.options.workers, self.options.task.loss
+        if self._abreast:
+            return Abreast(self.model, workers, loss, batch)
+        return Passes(twins(self.model, workers), loss, batch)
 
     def _one_by_one(self, epoch: int, offset: int) -> tuple[list[Tensor], Tensor]:
         flat, losses, statistics = [], [], []

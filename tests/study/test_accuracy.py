@@ -112,15 +112,27 @@ def test_a_run_counts_its_entries_and_repeats(monkeypatch):
     assert found == accuracy.measure(SMALL, cell)
 
 
-@pytest.mark.parametrize("name", ["topk-late", "union-late"])
-def test_more_entries_late_are_as_many_in_all(monkeypatch, name):
+@pytest.mark.parametrize("name", ["topk-front", "momentum-front", "union-momentum-front"])
+def test_more_entries_early_are_as_many_in_all(monkeypatch, name):
     monkeypatch.setattr(accuracy, "WORKERS", 2)
     monkeypatch.setitem(accuracy.SMALL, "batch", 400)
-    *_, before, last = accuracy.measure(SMALL, {"recipe": name, "seed": 1, "epochs": 5})
-    early, late = accuracy.RECIPES[name].options["density"], accuracy.RECIPES[name].late
-    d, steps = last["d"], last["steps"] // 5
-    assert before["entries"] == 4 * steps * entries(early, d)
-    assert last["entries"] - before["entries"] == steps * entries(late, d)
-    flat = {"topk-late": "topk-0.2", "union-late": "union-0.13"}[name]
-    share = accuracy.RECIPES[flat].options["density"]
-    assert last["entries"] == pytest.approx(5 * steps * share * d, rel=0.01)
+    first, *_, last = accuracy.measure(SMALL, {"recipe": name, "seed": 1, "epochs": 10})
+    recipe, d, steps = accuracy.RECIPES[name], last["d"], last["steps"] // 10
+    assert first["entries"] == steps * entries(recipe.early[1], d)
+    later = entries(recipe.options["density"], d)
+    assert last["entries"] - first["entries"] == 9 * steps * later
+    share = accuracy.RECIPES["union-0.13" if "union" in name else "topk-0.2"].options["density"]
+    assert last["entries"] == pytest.approx(10 * steps * share * d, rel=0.01)
+
+
+def test_twice_as_long_is_within_the_entries_of_dense(monkeypatch):
+    monkeypatch.setattr(accuracy, "WORKERS", 2)
+    monkeypatch.setitem(accuracy.SMALL, "batch", 400)
+    cells = [{"recipe": name, "seed": 1, "epochs": 10} for name in ("dense", "momentum-twice")]
+    dense, twice = (accuracy.measure(SMALL, cell) for cell in cells)
+    assert [len(dense), len(twice)] == [10, 20]
+    for column in ("steps", "dense", "epochs"):
+        assert dense[-1][column] == twice[-1][column]
+    body = {row[0]: row for row in page(dense + twice).tables[0].rows}
+    assert body["momentum-twice"][6] == "0.198 %"
+    assert dense[-1]["activations"] == "fp32"

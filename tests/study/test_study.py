@@ -203,7 +203,8 @@ def test_rows_that_a_page_cannot_read_name_the_version_that_made_them(tmp_path, 
 
 
 def test_a_full_study_says_which_files_it_reads(tmp_path):
-    with pytest.raises(ConfigError, match=r"study bounds reads mnist, cifar10, ptb: .*--small"):
+    files = "mnist, cifar10, ptb, an4"
+    with pytest.raises(ConfigError, match=rf"study bounds reads {files}: .*--small"):
         run(bounds.STUDY, tmp_path, Settings())
 
 

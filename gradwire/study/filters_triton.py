@@ -1,0 +1,72 @@
+"""filter_gradients on CUDA: products of tiles, the images in parts that are added up after."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+PROGRAMS = 1056
+"""Eight for each multiprocessor of an H200."""
+TILES = 4
+"""Of pixels a program goes through at least."""
+
+
+@triton.jit
+def _products(
+    x, slope, out, images, height, width, rows, columns, pixels, share, parts,
+    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, PADDED: tl.constexpr, SIDE: tl.constexpr,
+    STRIDE: tl.constexpr, PADDING: tl.constexpr, WEIGHTS: tl.constexpr, TILE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Some weights of one worker, all outputs: over its share of the pixels of the output.
+
+    Weight j is that of input j % INPUTS at place j // INPUTS of the window.
+    """
+    worker, part = tl.program_id(0).to(tl.int64), tl.program_id(2)
+    j = tl.program_id(1) * WEIGHTS + tl.arange(0, WEIGHTS)
+    all_weights: tl.constexpr = INPUTS * SIDE * SIDE
+    down, right = j // INPUTS // SIDE - PADDING, j // INPUTS % SIDE - PADDING
+    output = tl.arange(0, PADDED)
+    x += worker * images * height * width * INPUTS
+    slope += worker * pixels * OUTPUTS
+    total = tl.zeros([PADDED, WEIGHTS], tl.float32)
+    for first in range(part * share, tl.minimum(part * share + share, pixels), TILE):
+        pixel = first + tl.arange(0, TILE)
+        image, place = pixel // (rows * columns), pixel % (rows * columns)
+        there = (pixel[None, :] < pixels) & (output[:, None] < OUTPUTS)
+        slopes = tl.load(slope + pixel[None, :] * OUTPUTS + output[:, None], there, 0.0)
+        row = (place // columns * STRIDE)[:, None] + down[None, :]
+        column = (place % columns * STRIDE)[:, None] + right[None, :]
+        inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
+        inside &= (pixel[:, None] < pixels) & (j[None, :] < all_weights)
+        spot = ((image[:, None] * height + row) * width + column) * INPUTS + (j % INPUTS)[None, :]
+        seen = tl.load(x + spot, inside, 0.0)
+        total = tl.dot(slopes, seen, total, input_precision=PRECISION)
+    spots = ((worker * parts + part) * OUTPUTS + output[:, None]) * all_weights + j[None, :]
+    tl.store(out + spots, total, (output[:, None] < OUTPUTS) & (j[None, :] < all_weights))
+
+
+def filter_gradients_triton(
+    x: Tensor, slope: Tensor, workers: int, width: int, stride: int, padding: int
+) -> Tensor:
+    """See `filter_gradients`. Adds up in the same order always."""
+    x, slope = (part.contiguous(memory_format=torch.channels_last) for part in (x, slope))
+    _, inputs, high, wide = x.shape
+    _, outputs, rows, columns = slope.shape
+    images, weights = x.shape[0] // workers, inputs * width * width
+    pixels = images * rows * columns
+    tile = 64 if x.dtype == torch.float32 else 128
+    block = 64 if inputs >= 16 else 32
+    blocks = triton.cdiv(weights, block)
+    parts = max(1, min(triton.cdiv(PROGRAMS, workers * blocks), pixels // (tile * TILES)))
+    share = triton.cdiv(triton.cdiv(pixels, tile), parts) * tile
+    parts = triton.cdiv(pixels, share)
+    out = torch.empty(workers, parts, outputs, weights, device=x.device)
+    precision = "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
+    _products[(workers, blocks, parts)](
+        x, slope, out, images, high, wide, rows, columns, pixels, share, parts,
+        inputs, outputs, max(16, triton.next_power_of_2(outputs)), width, stride, padding, block,
+        tile, precision,
+    )  # fmt: skip
+    found = out.sum(1).view(workers, outputs, width, width, inputs)
+    return found.permute(0, 1, 4, 2, 3).contiguous()
