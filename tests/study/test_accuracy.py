@@ -115,7 +115,7 @@ def test_a_run_counts_its_entries_and_repeats(monkeypatch):
 @pytest.mark.parametrize("name", ["topk-front", "momentum-front", "union-momentum-front"])
 def test_more_entries_early_are_as_many_in_all(monkeypatch, name):
     monkeypatch.setattr(accuracy, "WORKERS", 2)
-    monkeypatch.setitem(accuracy.SMALL, "batch", 400)
+    monkeypatch.setitem(accuracy.SMALL, "batch", 1000)
     first, *_, last = accuracy.measure(SMALL, {"recipe": name, "seed": 1, "epochs": 10})
     recipe, d, steps = accuracy.RECIPES[name], last["d"], last["steps"] // 10
     assert first["entries"] == steps * entries(recipe.early[1], d)
@@ -127,7 +127,7 @@ def test_more_entries_early_are_as_many_in_all(monkeypatch, name):
 
 def test_twice_as_long_is_within_the_entries_of_dense(monkeypatch):
     monkeypatch.setattr(accuracy, "WORKERS", 2)
-    monkeypatch.setitem(accuracy.SMALL, "batch", 400)
+    monkeypatch.setitem(accuracy.SMALL, "batch", 1000)
     cells = [{"recipe": name, "seed": 1, "epochs": 10} for name in ("dense", "momentum-twice")]
     dense, twice = (accuracy.measure(SMALL, cell) for cell in cells)
     assert [len(dense), len(twice)] == [10, 20]
