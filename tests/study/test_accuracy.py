@@ -112,7 +112,7 @@ def test_a_run_counts_its_entries_and_repeats(monkeypatch):
     assert found == accuracy.measure(SMALL, cell)
 
 
-@pytest.mark.parametrize("name", ["topk-front", "momentum-front", "union-momentum-front"])
+@pytest.mark.parametrize("name", ["topk-front", "momentum-front-more", "union-momentum-front"])
 def test_more_entries_early_are_as_many_in_all(monkeypatch, name):
     monkeypatch.setattr(accuracy, "WORKERS", 2)
     monkeypatch.setitem(accuracy.SMALL, "batch", 1000)
