@@ -68,7 +68,7 @@ RECIPES: dict[str, Recipe] = {
     "momentum-carried": Recipe(_topk(0.2, masking=False, **MOMENTUM)),
     "topk-front": Recipe(_topk(0.155), early=(0.1, 0.006)),
     "momentum-front": Recipe(_topk(0.155, **MOMENTUM), early=(0.1, 0.006)),
-    "momentum-front-more": Recipe(_topk(0.1, **MOMENTUM), early=(0.1, 0.011)),
+    "momentum-front-more": Recipe(_topk(0.111, **MOMENTUM), early=(0.1, 0.01)),
     "momentum-twice": Recipe(_topk(0.073, **MOMENTUM), early=(0.05, 0.006), times=2),
     "union-momentum-front": Recipe(_union(0.1, **MOMENTUM), early=(0.1, 0.004)),
     "union-front": Recipe(_union(0.05, warmup=(0.006, 0.002), warmup_steps=485)),

@@ -136,3 +136,11 @@ def test_twice_as_long_is_within_the_entries_of_dense(monkeypatch):
     body = {row[0]: row for row in page(dense + twice).tables[0].rows}
     assert body["momentum-twice"][6] == "0.198 %"
     assert dense[-1]["activations"] == "fp32"
+
+
+@pytest.mark.parametrize("name", ["topk-0.2", "momentum-front", "momentum-front-more"])
+def test_recipes_of_two_in_a_thousand_are_within_them(name):
+    recipe, size = accuracy.RECIPES[name], 269_722
+    share, density = recipe.early
+    early, later = entries(density, size), entries(recipe.options["density"], size)
+    assert 0.00199 < (share * early + (1 - share) * later) / size <= 0.002
