@@ -90,4 +90,5 @@ STUDY = Study(
     cells=cells,
     measure=measure,
     page=page,
+    timed=True,
 )

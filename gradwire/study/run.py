@@ -43,6 +43,10 @@ def run_study(
     given = [name for name in CHOICES if getattr(settings, name)]
     if given and not study.choosy:
         raise ConfigError(f"study {study.name} has no --{given[0]}: leave it out.")
+    if jobs > 1 and study.timed:
+        raise ConfigError(
+            f"study {study.name} measures times, which {jobs} jobs would make longer: leave --jobs out."
+        )
     cells = chosen(study, settings, only)
     folder = Folder(out, study.name)
     folder.open(settings, command)

@@ -159,4 +159,5 @@ STUDY = Study(
     cells=cells,
     measure=measure,
     page=page,
+    timed=True,
 )

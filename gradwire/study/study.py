@@ -69,6 +69,8 @@ class Study:
     """Data sets that the full study reads from --data-dir."""
     choosy: bool = False
     """Whether its cells can be chosen by seeds and epochs."""
+    timed: bool = False
+    """Whether its cells are times, which others side by side would make longer."""
 
 
 def there(name: str) -> bool:

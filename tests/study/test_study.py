@@ -280,6 +280,13 @@ def test_names_in_a_row():
     ]
 
 
+@pytest.mark.parametrize("name", ["operators", "scaling"])
+def test_times_are_not_measured_side_by_side(tmp_path, name):
+    with pytest.raises(ConfigError, match=rf"study {name} measures times, which 2 jobs .*--jobs"):
+        run_study(STUDIES[name], SMALL, tmp_path, "a command", print, jobs=2)
+    assert not list(tmp_path.iterdir())
+
+
 def test_only_a_choosy_study_can_be_asked_for_seeds(tmp_path):
     with pytest.raises(ConfigError, match=r"study bounds has no --seeds: leave it out"):
         run(made([]), tmp_path, Settings(small=True, seeds=3))
