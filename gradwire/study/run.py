@@ -45,7 +45,8 @@ def run_study(
         raise ConfigError(f"study {study.name} has no --{given[0]}: leave it out.")
     if jobs > 1 and study.timed:
         raise ConfigError(
-            f"study {study.name} measures times, which {jobs} jobs would make longer: leave --jobs out."
+            f"study {study.name} measures times, which {jobs} jobs would make longer: leave --jobs "
+            "out."
         )
     cells = chosen(study, settings, only)
     folder = Folder(out, study.name)
