@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gradwire.study.filters import filter_gradients
+from gradwire.study.graphs import capture
 from gradwire.train.task import Batch
 
 
@@ -40,7 +41,7 @@ class Abreast:
         self._graph: torch.cuda.CUDAGraph | None = None
         if device.type == "cuda":
             self._loss = torch.compile(loss, dynamic=False, fullgraph=True)
-            self._graph = self._capture(list(model.buffers()))
+            self._graph = capture(list(model.buffers()), self._pass, warm_up=self._pass)
 
     def __call__(self, batch: Batch) -> None:
         """Fills `losses` and `gradients` anew."""
@@ -57,22 +58,6 @@ class Abreast:
         gradients = torch.autograd.grad(loss * self._workers, self._leaves)
         torch.cat([g.flatten(1) for g in gradients], dim=1, out=self.gradients)
         self.losses.copy_(loss.detach())
-
-    def _capture(self, buffers: list[Tensor]) -> torch.cuda.CUDAGraph:
-        """The graph. What warming up changes, running statistics, is put back."""
-        before = [buffer.clone() for buffer in buffers]
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                self._pass()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._pass()
-        for buffer, old in zip(buffers, before, strict=True):
-            buffer.copy_(old)
-        return graph
 
 
 class _Network(nn.Module):

@@ -42,9 +42,8 @@ class Passes:
             mine.copy_(given)
         if self._graph is not None:
             self._graph.replay()
-            return
-        for rank in range(len(self._models)):
-            self._pass(rank)
+        else:
+            self._in_turn()
 
     def _pass(self, rank: int) -> None:
         loss = self._loss(self._models[rank], [part[rank] for part in self._batch])
@@ -53,31 +52,43 @@ class Passes:
         self.losses[rank].copy_(loss.detach())
 
     def _capture(self) -> torch.cuda.CUDAGraph:
-        """The graph. What warming up changes, running statistics and the generator, is put back."""
         buffers = [buffer for model in self._models for buffer in model.buffers()]
-        before, random = [b.clone() for b in buffers], torch.cuda.get_rng_state()
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                for rank in range(len(self._models)):
+        return capture(buffers, self._in_lanes, warm_up=self._in_turn)
+
+    def _in_turn(self) -> None:
+        for rank in range(len(self._models)):
+            self._pass(rank)
+
+    def _in_lanes(self) -> None:
+        begin, lanes = torch.cuda.current_stream(), [torch.cuda.Stream() for _ in range(LANES)]
+        for lane in lanes:
+            lane.wait_stream(begin)
+        for number, lane in enumerate(lanes):
+            with torch.cuda.stream(lane):
+                for rank in range(number, len(self._models), LANES):
                     self._pass(rank)
-        torch.cuda.current_stream().wait_stream(side)
-        graph, lanes = torch.cuda.CUDAGraph(), [torch.cuda.Stream() for _ in range(LANES)]
-        with torch.cuda.graph(graph):
-            begin = torch.cuda.current_stream()
-            for lane in lanes:
-                lane.wait_stream(begin)
-            for number, lane in enumerate(lanes):
-                with torch.cuda.stream(lane):
-                    for rank in range(number, len(self._models), LANES):
-                        self._pass(rank)
-            for lane in lanes:
-                begin.wait_stream(lane)
-        for buffer, old in zip(buffers, before, strict=True):
-            buffer.copy_(old)
-        torch.cuda.set_rng_state(random)
-        return graph
+        for lane in lanes:
+            begin.wait_stream(lane)
+
+
+def capture(
+    buffers: Sequence[Tensor], run: Callable[[], None], warm_up: Callable[[], None]
+) -> torch.cuda.CUDAGraph:
+    """`run` as a graph. What warming up changes, `buffers` and the generator, is put back."""
+    before, random = [buffer.clone() for buffer in buffers], torch.cuda.get_rng_state()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            warm_up()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    for buffer, old in zip(buffers, before, strict=True):
+        buffer.copy_(old)
+    torch.cuda.set_rng_state(random)
+    return graph
 
 
 def twins(model: nn.Module, count: int) -> list[nn.Module]:
