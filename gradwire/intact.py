@@ -1,5 +1,6 @@
 """Whether a saved state is whole: every type, length and index, before anything is changed."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,9 @@ def check_numbers(saved: Mapping[str, Any]) -> None:
     scale = saved.get("scale")
     if scale is not None and not _is_tensor(scale, FLOAT, 1):
         raise StateError(f"the state's scale must be one fp32 number, got {_words(scale)}")
+    worth = saved.get("worth", [0.0, 1.0])
+    if not isinstance(worth, list) or len(worth) != 2 or not all(map(_is_rate, worth)):
+        raise StateError(f"the state's worth must be a rate and a factor, got {worth!r:.60}")
     if not isinstance(saved["config"], Mapping):
         raise StateError("the state's config must be fields by name")
 
@@ -123,6 +127,10 @@ def _is_whole(value: Any) -> bool:
 
 def _is_count(value: Any) -> bool:
     return _is_whole(value) and value >= 0
+
+
+def _is_rate(value: Any) -> bool:
+    return isinstance(value, float) and 0 <= value < math.inf
 
 
 def _words(value: Any) -> str:

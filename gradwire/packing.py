@@ -50,6 +50,7 @@ def header(state: "State") -> dict[str, Any]:
         "user_skip": state.skips.by_user,
         "taken": state.skips.taken is not None and bool(state.skips.taken.flag),
         "flush": state._flush,
+        "worth": [state.worth.lr, state.worth.factor],
         "config": state.config.asdict(),
         "reason": state.reason,
         "bundles": [[slot.name for slot in bundle.slots] for bundle in state.bundles],
@@ -134,6 +135,7 @@ def restore(state: "State", saved: Mapping[str, Any]) -> None:
     state.skips.by_user, state._flush = bool(saved.get("user_skip")), bool(saved.get("flush"))
     if state.skips.taken is not None:
         state.skips.taken.flag.fill_(bool(saved.get("taken")))
+    state.worth.lr, state.worth.factor = saved.get("worth", (0.0, 1.0))
     scale = saved.get("scale")
     state.skips.scale = None if scale is None else scale.to(state.device)
 

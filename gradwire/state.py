@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from gradwire import packing, pipeline
 from gradwire.accumulate import Bundle, arrange
 from gradwire.accumulate.layout import bundle_bytes, is_dense
+from gradwire.accumulate.worth import Worth
 from gradwire.choose import Choice, choose, prepare
 from gradwire.cluster.group import Group
 from gradwire.config import Config, configure
@@ -56,6 +57,7 @@ class State:
         self.watch = Watch(model, self.config.watch) if self.config.watch else None
         self.process_group = process_group
         self.skips = Skips(scaler, optimizer)
+        self.worth = Worth()
         self.engine: Any = None
         self.auto: Any = None
         """Measures steps until it is decided how to go on; None when that is known."""
@@ -167,6 +169,9 @@ class State:
             keep_for_stream([self.bundles, self.skips.scale], self.device)
             self._foreign = False
         self.skips.begin(self._delivered())
+        if (factor := self.worth.take()) != 1:
+            for bundle in self.bundles:
+                bundle.reweigh(factor, self.skips.before)
         self._flushing, self._flush = self._flush, False
         for bundle in self.bundles:
             bundle.tally()
@@ -265,6 +270,17 @@ class State:
         """The next step sends everything that is kept. Call it on every rank."""
         self._flush = True
 
+    def follow_lr(self, lr: float) -> None:
+        """The learning rate of the next step: what waits counts with that of its own step.
+
+            wire.follow_lr(scheduler.get_last_lr()[0])
+
+        Without it a gradient that waits is applied at the rate of the step that sends it, in a
+        warm-up at a larger one than its own. Call it before every backward pass, on every rank;
+        from the second call on residuals are multiplied with the old rate over the new one.
+        """
+        self.worth.follow(lr)
+
     def close(self) -> None:
         """Stop exchanging; call it before the process groups are destroyed."""
         if self.engine is not None:
@@ -276,7 +292,8 @@ class State:
         """A copy of this rank's residual of one parameter, in the parameter's shape, fp32."""
         self._check_opened("residual")
         bundle, slot = self.home(name)
-        return bundle.view(bundle.residual(self.was_skipped()), slot).clone()
+        kept = bundle.view(bundle.residual(self.was_skipped()), slot)
+        return kept * self.worth.factor
 
     @torch.no_grad()
     def stats(self) -> Stats:

@@ -186,6 +186,11 @@ class Bundle:
             self.delivered = None
             self.held = []
 
+    def reweigh(self, factor: float, skipped: Tensor) -> None:
+        """Settle the last step, and multiply what is kept."""
+        self.settle(skipped)
+        self.buffer.mul_(factor)
+
     def residual(self, skipped: Tensor) -> Tensor:
         """A copy of the residual as the next step will find it."""
         out = self.buffer.clone()

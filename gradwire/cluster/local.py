@@ -78,6 +78,11 @@ class VirtualCluster:
         for state in self._states:
             state.flush()
 
+    def follow_lr(self, lr: float) -> None:
+        """The learning rate of the next step: what waits counts with that of its own step."""
+        for state in self._states:
+            state.follow_lr(lr)
+
     def skip_step(self) -> None:
         """The last step was not taken: put back what it delivered."""
         for state in self._states:

@@ -26,7 +26,8 @@ class Recipe:
     """How a run differs from dense: options of `gradwire train`; `every` > 0 means local steps.
 
     `lr` is a share of dense's. With `flush` the last step sends what is left. `early`: a share of
-    the run, the first, and the density there. `times` as many epochs as dense are trained.
+    the run, the first, and the density there. `times` as many epochs as dense are trained. With
+    `follow` what waits keeps the learning rate of its own step.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
@@ -36,6 +37,7 @@ class Recipe:
     flush: bool = False
     early: tuple[float, float] = (0.0, 0.0)
     times: int = 1
+    follow: bool = False
 
 
 def _union(percent: float, **more: Any) -> dict[str, Any]:
@@ -47,6 +49,8 @@ def _topk(percent: float, **more: Any) -> dict[str, Any]:
 
 
 MOMENTUM: dict[str, Any] = {"momentum_correction": True}
+PLAIN: dict[str, Any] = {"momentum": 0.0, "weight_decay": 1.5e-4}
+"""Without momentum ten times the learning rate go as far as with 0.9."""
 
 
 def _local(every: int, lr: float, keep: bool = True, share: float = 0.13) -> Recipe:
@@ -60,6 +64,9 @@ def _coded(method: str, percent: float, values: str, indices: str = "packed") ->
 
 RECIPES: dict[str, Recipe] = {
     "dense": Recipe({"method": "dense"}),
+    "dense-more": Recipe({"method": "dense", "weight_decay": 1.5e-4}, 1.5),
+    "plain-front": Recipe(_topk(0.155, **PLAIN), 15.0, early=(0.1, 0.006)),
+    "plain-follow": Recipe(_topk(0.2, **PLAIN), 15.0, follow=True),
     "topk-0.2": Recipe(_topk(0.2)),
     "union-0.13": Recipe(_union(0.13)),
     "union-0.13-half": Recipe(_union(0.13), 0.5),
@@ -149,7 +156,7 @@ def open_crew(options: Options, recipe: Recipe) -> Crew:
     if recipe.early[0]:
         options = _falling(options, recipe.early, data)
     if not recipe.every:
-        return Crew(options, data, abreast=True)
+        return Crew(options, data, abreast=True, follow_lr=recipe.follow)
     return LocalGraph(options, data, recipe.every, keep_unsent=recipe.keep)
 
 

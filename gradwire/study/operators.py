@@ -74,7 +74,7 @@ def _table(rows: Sequence[Row], top: dict[str, Row]) -> Table:
         paper = f"{PAPER[method]:.1f}" if method in PAPER else ""
         times = [f"{found[size]:.3g}" if size in found else "" for size in sizes]
         chosen = f"{last['achieved'] / last['k']:.3f}" if method not in ("floor", "dense") else ""
-        body.append([method, *times, f"{per:.3f}", paper, f"{last['ratio']:.2f}", chosen])
+        body.append([method, *times, f"{per:.3g}", paper, f"{last['ratio']:.2f}", chosen])
     columns = ["", *(f"{size / 1e6:g} M, ms" for size in sizes), "ns an entry", "paper, V100"]
     columns += ["over the floor", "chosen / k"]
     note = "floor: residual.add_(gradient). torch.topk: that call alone. The rest: accumulate, "

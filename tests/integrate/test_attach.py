@@ -181,6 +181,42 @@ def test_flush_sends_everything_once(ranks):
         assert dense["flush"] > 0
 
 
+class Drift(nn.Module):
+    """Its gradient is the data, whatever its weights are."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(2000))
+
+    def forward(self, x):
+        return (self.weight * x).sum()
+
+
+def warmed_up(rank, compressed):
+    torch.manual_seed(rank)
+    ddp = DistributedDataParallel(Drift())
+    wire = gradwire.attach(ddp, density=0.01) if compressed else None
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=1.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (step + 1) / 8)
+    for step in range(8):
+        if wire is not None:
+            wire.follow_lr(schedule.get_last_lr()[0])
+            if step == 7:
+                wire.flush()
+        optimizer.zero_grad()
+        ddp(torch.randn(2000)).backward()
+        optimizer.step()
+        schedule.step()
+    if wire is not None:
+        wire.close()
+    return ddp.module.weight.detach()
+
+
+def test_what_waits_in_a_warm_up_counts_with_the_rate_of_its_own_step(ranks):
+    ours, theirs = (ranks.run(2, warmed_up, compressed)[0] for compressed in (True, False))
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+
+
 def let_go(rank, skip):
     ddp, wire = models.wrapped()
     optimizer = models.train(ddp, rank, 3)

@@ -3,10 +3,12 @@ import math
 import pytest
 
 from gradwire.accumulate.schedule import entries
+from gradwire.cluster.local import VirtualCluster
 from gradwire.encode import Encoding
 from gradwire.exchange import EXCHANGES
 from gradwire.study import accuracy
 from gradwire.study.accuracy_page import page, upper
+from gradwire.study.convergence import rate
 from gradwire.study.study import Settings
 from gradwire.train.options import resolve
 
@@ -112,7 +114,9 @@ def test_a_run_counts_its_entries_and_repeats(monkeypatch):
     assert found == accuracy.measure(SMALL, cell)
 
 
-@pytest.mark.parametrize("name", ["topk-front", "momentum-front-more", "union-momentum-front"])
+@pytest.mark.parametrize(
+    "name", ["topk-front", "plain-front", "momentum-front-more", "union-momentum-front"]
+)
 def test_more_entries_early_are_as_many_in_all(monkeypatch, name):
     monkeypatch.setattr(accuracy, "WORKERS", 2)
     monkeypatch.setitem(accuracy.SMALL, "batch", 1000)
@@ -123,6 +127,16 @@ def test_more_entries_early_are_as_many_in_all(monkeypatch, name):
     assert last["entries"] - first["entries"] == 9 * steps * later
     share = accuracy.RECIPES["union-0.13" if "union" in name else "topk-0.2"].options["density"]
     assert last["entries"] == pytest.approx(10 * steps * share * d, rel=0.01)
+
+
+def test_what_waits_follows_the_learning_rate(monkeypatch):
+    rates = []
+    monkeypatch.setattr(VirtualCluster, "follow_lr", lambda cluster, lr: rates.append(lr))
+    monkeypatch.setattr(accuracy, "WORKERS", 2)
+    monkeypatch.setitem(accuracy.SMALL, "batch", 500)
+    rows = accuracy.measure(SMALL, {"recipe": "plain-follow", "seed": 1, "epochs": 2})
+    steps = int(rows[-1]["steps"])
+    assert rates == [accuracy.SMALL["lr"] * 15 * rate(step / steps) for step in range(steps)]
 
 
 def test_twice_as_long_is_within_the_entries_of_dense(monkeypatch):
@@ -138,7 +152,9 @@ def test_twice_as_long_is_within_the_entries_of_dense(monkeypatch):
     assert dense[-1]["activations"] == "fp32"
 
 
-@pytest.mark.parametrize("name", ["topk-0.2", "momentum-front", "momentum-front-more"])
+@pytest.mark.parametrize(
+    "name", ["topk-0.2", "momentum-front", "momentum-front-more", "plain-front"]
+)
 def test_recipes_of_two_in_a_thousand_are_within_them(name):
     recipe, size = accuracy.RECIPES[name], 269_722
     share, density = recipe.early

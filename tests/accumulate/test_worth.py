@@ -1,0 +1,108 @@
+"""follow_lr: a gradient that waits counts with the learning rate of its own step."""
+
+import pytest
+import torch
+
+import gradwire
+from gradwire.errors import ConfigError, StateError
+
+SIZE, RANKS = 400, 3
+RATES = [0.01, 0.02, 0.04, 0.4, 0.3, 0.05, 0.001]
+
+
+def gradients(step):
+    generator = torch.Generator().manual_seed(step)
+    return [torch.randn(SIZE, generator=generator) for _ in range(RANKS)]
+
+
+def cluster(exchange="allgather", **fields):
+    return gradwire.VirtualCluster(RANKS, method="topk", exchange=exchange, density=0.05, **fields)
+
+
+def off(wires, follow=True, skip=()):
+    """How far weights and what waits together are from where dense SGD is."""
+    moved, wanted = torch.zeros(SIZE), torch.zeros(SIZE)
+    for step, lr in enumerate(RATES):
+        if follow:
+            wires.follow_lr(lr)
+        update = wires.average(gradients(step))
+        wanted += lr * torch.stack(gradients(step)).mean(0)
+        if step in skip:
+            wires.skip_step()
+        else:
+            moved += lr * update
+    kept = torch.stack([wires.residual(rank) for rank in range(RANKS)]).mean(0)
+    return float((moved + RATES[-1] * kept - wanted).abs().max())
+
+
+@pytest.mark.parametrize("exchange", ["allgather", "union", "dense", "gtopk", "oktopk"])
+def test_in_units_of_the_weights_nothing_is_lost(exchange):
+    assert off(cluster(exchange)) < 1e-6
+    assert off(cluster(exchange), follow=False) > 0.01
+
+
+def test_a_step_that_was_skipped_keeps_its_worth():
+    assert off(cluster(), skip=(2, 4)) < 1e-6
+
+
+def test_the_rate_of_the_next_step_is_in_the_residual_already():
+    wires = cluster()
+    wires.follow_lr(0.1)
+    wires.average(gradients(0))
+    before = wires.residual(0)
+    wires.follow_lr(0.4)
+    wires.follow_lr(0.2)
+    torch.testing.assert_close(wires.residual(0), before / 2)
+
+
+def test_a_rate_of_zero_changes_nothing():
+    wires = cluster()
+    wires.follow_lr(0.1)
+    wires.average(gradients(0))
+    before = wires.residual(0)
+    wires.follow_lr(0)
+    assert torch.equal(wires.residual(0), before)
+    wires.follow_lr(0.2)
+    torch.testing.assert_close(wires.residual(0), before / 2)
+
+
+def test_momentum_is_in_units_of_gradients():
+    wires = cluster(momentum=0.5, masking=False)
+    wires.follow_lr(0.1)
+    ones = [torch.ones(SIZE)] * RANKS
+    sent = wires.average(ones) != 0
+    wires.follow_lr(0.2)
+    update = wires.average(ones)
+    new = (update != 0) & ~sent
+    assert new.any()
+    # Half of the 1 that waited, and 0.5 * 1 + 1 of momentum.
+    assert set(update[new].tolist()) == {2.0}
+
+
+def test_a_saved_state_goes_on():
+    wires, other = cluster(), cluster()
+    for step, lr in enumerate(RATES[:4]):
+        wires.follow_lr(lr)
+        wires.average(gradients(step))
+    wires.follow_lr(RATES[4])
+    other.load_state_dict(wires.state_dict())
+    for step, lr in enumerate(RATES[4:], start=4):
+        wires.follow_lr(lr)
+        other.follow_lr(lr)
+        assert torch.equal(wires.average(gradients(step)), other.average(gradients(step)))
+
+
+def test_a_state_with_another_worth_is_refused():
+    wires = cluster()
+    wires.average(gradients(0))
+    for worth in ([0.1], [0.1, float("nan")], "0.1"):
+        saved = wires.state_dict()
+        saved["workers"][1]["worth"] = worth
+        with pytest.raises(StateError, match="a rate and a factor"):
+            wires.load_state_dict(saved)
+
+
+@pytest.mark.parametrize("lr", [-0.1, float("nan"), float("inf"), None, "fast"])
+def test_what_is_no_learning_rate_is_named(lr):
+    with pytest.raises(ConfigError, match="learning rate"):
+        cluster().follow_lr(lr)
