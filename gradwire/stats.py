@@ -75,8 +75,9 @@ def stats_of(state: "State") -> Stats:
     """The numbers of one rank so far. Waits for the device."""
     skipped, bundles, counts = state.was_skipped(), state.bundles, state._counts
     squares = [b.residual(skipped).square().sum(dtype=torch.float64) for b in bundles]
-    norm = float(sum(squares)) ** 0.5 if squares else 0.0
-    state._growth.look(norm, state.config.density)
+    norm = state.worth.factor * float(sum(squares)) ** 0.5 if squares else 0.0
+    # In units of a rate that falls it grows by that alone.
+    state._growth.look(norm * (state.worth.lr or 1.0), state.config.density)
     sent = state.entries_sent()
     whole, lost = _sums([b.energy for b in bundles])
     leaked, chosen = _sums([b.leaked for b in bundles])

@@ -106,3 +106,14 @@ def test_a_state_with_another_worth_is_refused():
 def test_what_is_no_learning_rate_is_named(lr):
     with pytest.raises(ConfigError, match="learning rate"):
         cluster().follow_lr(lr)
+
+
+def test_a_residual_in_units_of_a_falling_rate_does_not_grow(recwarn):
+    wires = cluster()
+    for step in range(12):
+        wires.follow_lr(0.5**step)
+        wires.average(gradients(step))
+        norm = wires.stats().residual_norm
+    assert norm == pytest.approx(float(wires.residual(0).norm()))
+    assert norm > 1000
+    assert not [w for w in recwarn if "keeps growing" in str(w.message)]
