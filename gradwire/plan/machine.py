@@ -51,9 +51,9 @@ CUDA = Costs(
         "sidco": 1.21,
         "chunked": 1.14,
         "randk": 1.05,
-        "micro": 12.9,
-        "exdyna": 12.9,
-        "deft": 12.9,
+        "micro": 1.54,
+        "exdyna": 1.54,
+        "deft": 16.5,
     },
     slope={"": 39.0},
     most=40.0,
@@ -66,10 +66,9 @@ CUDA = Costs(
     fill=1 / 3,
     merging=1.3e-3,
 )
-"""One H200: benchmarks/results/methods_202611.md. micro, exdyna and deft were not measured there:
-those are guesses. Merging and sketches are from 138 M entries of studies_202611.md (a table that
-fits in the cache takes half of that), a merge's own time from one row of gtopk, in
-plan_202611.md."""
+"""One H200: benchmarks/results/methods_202611.md; micro, exdyna and deft, as one worker, at 150 M
+entries of studies_202611.md. Merging and sketches are from 138 M entries there (a table that fits in
+the cache takes half of that), a merge's own time from one row of gtopk, in plan_202611.md."""
 
 CPU = Costs(
     reference=36.6e9,
