@@ -67,8 +67,8 @@ CUDA = Costs(
     merging=1.3e-3,
 )
 """One H200: benchmarks/results/methods_202611.md; micro, exdyna and deft, as one worker, at 150 M
-entries of studies_202611.md. Merging and sketches are from 138 M entries there (a table that fits in
-the cache takes half of that), a merge's own time from one row of gtopk, in plan_202611.md."""
+entries of studies_202611.md. Merging and sketches are from 138 M entries there (a table that fits
+in the cache takes half of that), a merge's own time from one row of gtopk, in plan_202611.md."""
 
 CPU = Costs(
     reference=36.6e9,
