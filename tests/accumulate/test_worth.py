@@ -45,23 +45,14 @@ def test_a_step_that_was_skipped_keeps_its_worth():
     assert off(cluster(), skip=(2, 4)) < 1e-6
 
 
-def test_the_rate_of_the_next_step_is_in_the_residual_already():
+@pytest.mark.parametrize(("lr", "worth"), [(0.4, 0.25), (0, 1)])
+def test_the_residual_is_in_units_of_the_last_rate_above_zero(lr, worth):
     wires = cluster()
     wires.follow_lr(0.1)
     wires.average(gradients(0))
     before = wires.residual(0)
-    wires.follow_lr(0.4)
-    wires.follow_lr(0.2)
-    torch.testing.assert_close(wires.residual(0), before / 2)
-
-
-def test_a_rate_of_zero_changes_nothing():
-    wires = cluster()
-    wires.follow_lr(0.1)
-    wires.average(gradients(0))
-    before = wires.residual(0)
-    wires.follow_lr(0)
-    assert torch.equal(wires.residual(0), before)
+    wires.follow_lr(lr)
+    torch.testing.assert_close(wires.residual(0), worth * before)
     wires.follow_lr(0.2)
     torch.testing.assert_close(wires.residual(0), before / 2)
 
