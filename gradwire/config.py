@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gradwire.accumulate.momentum import Correction
-from gradwire.accumulate.schedule import PAPER, Schedule
+from gradwire.accumulate.schedule import Schedule
 from gradwire.compress import METHODS
 from gradwire.encode import Encoding
-from gradwire.errors import ConfigError, unknown
+from gradwire.errors import ConfigError
 from gradwire.exchange import EXCHANGES
 from gradwire.options import check_options, no_option, options_of, resolve_names
+from gradwire.recipes import recipe_of
 
 
 @dataclass(frozen=True)
@@ -190,28 +191,23 @@ class Config:
         return {k: list(v) if isinstance(v, tuple) else v for k, v in out.items()}
 
 
-RECIPES: dict[str, dict[str, Any]] = {
-    "dgc": {"method": "topk", "density": 0.001, "warmup": PAPER, "momentum": 0.9},
-}
-"""Tested sets of fields. dgc: Lin et al. (2018), with exact top-k where they sample; it needs
-`warmup_steps`, in the paper one epoch, and an optimiser without momentum; SGD's weight decay is
-then that of before divided by 1 - momentum."""
-
-
 def configure(config: Config | None, fields: Mapping[str, Any]) -> Config:
     """`config` with `fields` on top; one may be an option of the method or the exchange.
 
-    `recipe`, a name in RECIPES, stands for a set of fields; those given beside it win.
+    `recipe`, one of gradwire/recipes.py, stands for a set of fields; those given beside it win.
     """
     known = {f.name for f in dataclasses.fields(Config)}
-    if "recipe" in fields:
-        recipe = fields["recipe"]
-        if recipe not in RECIPES:
-            raise unknown("recipe", recipe, RECIPES)
-        fields = {**RECIPES[recipe], **{k: v for k, v in fields.items() if k != "recipe"}}
     base = config if config is not None else Config()
     if not isinstance(base, Config):
         raise ConfigError(f"config must be a gradwire.Config, got {type(base).__name__}")
+    if "recipe" in fields:
+        recipe = recipe_of(fields["recipe"])
+        if not fields.get("warmup_steps", base.warmup_steps):
+            raise ConfigError(
+                f"recipe {fields['recipe']!r} needs warmup_steps, the steps at each density of its "
+                f"warm-up: {recipe.when}"
+            )
+        fields = {**recipe.fields, **{k: v for k, v in fields.items() if k != "recipe"}}
     given = {k: v for k, v in fields.items() if k in known}
     extra = {k: v for k, v in fields.items() if k not in known}
     if "method" in given and "exchange" not in given:

@@ -40,8 +40,9 @@ from gradwire.report.studies import write_studies
 from gradwire.study import STUDIES, Settings
 from gradwire.study.folder import Folder
 from gradwire.train import checkpoint as trainer
-from gradwire.train.options import from_dict, resolve
+from gradwire.train.options import resolve
 from gradwire.train.run import _finished
+from gradwire.train.saved import from_dict
 from tests.data import files as data_files
 from tests.report.runs import write_run
 

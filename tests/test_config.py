@@ -71,7 +71,10 @@ def test_fields_on_top_of_a_config():
         ({"momentum": 0.9, "masking": 1}, "masking must be True or False, got 1"),
         ({"clip": -1.0}, r"clip must be a number of at least 0 \(0 is never\), got -1.0"),
         ({"recipe": "dcg"}, "unknown recipe 'dcg'. Did you mean 'dgc'"),
-        ({"recipe": "dgc"}, "warmup needs warmup_steps"),
+        ({"recipe": ["dgc"]}, "unknown recipe"),
+        ({"recipe": "dgc"}, "recipe 'dgc' needs warmup_steps, .*: the steps of an epoch"),
+        ({"recipe": "plain-front"}, "needs warmup_steps, .*: 0.1 of the run's steps"),
+        ({"warmup": (0.1,)}, "warmup needs warmup_steps"),
         ({"dense_steps": -1}, "dense_steps must be a whole number of at least 0, got -1"),
         ({"watch": -1}, "watch must be a whole number of at least 0, got -1"),
         ({"watch": 5}, r"watch=5 needs the parameters: use gradwire.attach, or State\(model="),
@@ -108,6 +111,14 @@ def test_a_recipe_is_fields_that_others_override():
     assert (config.density, config.momentum, config.masking) == (0.01, 0.9, True)
     assert (config.values, config.method) == ("bf16", "topk")
     assert configure(None, {"recipe": "dgc", "warmup_steps": 5}).density == 0.001
+
+
+def test_plain_front_sends_two_in_a_thousand_in_all():
+    config = configure(None, {"recipe": "plain-front", "warmup_steps": 100})
+    assert 0.00199 < sum(config.schedule.at(step) for step in range(1000)) / 1000 <= 0.002
+    assert (config.method, config.exchange, config.momentum) == ("topk", "allgather", 0)
+    kept = configure(Config(warmup_steps=7), {"recipe": "plain-front"})
+    assert (kept.warmup, kept.warmup_steps) == ((0.006,), 7)
 
 
 def test_options_from_texts():

@@ -20,6 +20,8 @@ EXAMPLES = """Examples:
 
   gradwire train --model resnet20 --data-dir ~/data --method topk --density 0.001 --lr-drop 80,120
 
+  gradwire train --model resnet20 --data-dir ~/data --recipe plain-front --cosine --compare dense
+
   torchrun --nproc-per-node=8 -m gradwire train --model resnet20 --data-dir ~/data --out runs/a
 
   gradwire train --resume runs/a
@@ -34,6 +36,7 @@ def train(
     batch: opt.Batch = None,
     lr: opt.Lr = None,
     lr_drop: opt.LrDrop = None,
+    cosine: opt.Cosine = None,
     optimizer: opt.Optimizer = None,
     momentum: opt.Momentum = None,
     beta2: opt.Beta2 = None,
@@ -42,6 +45,7 @@ def train(
     weight_decay: opt.WeightDecay = None,
     clip: opt.Clip = None,
     seed: opt.Seed = None,
+    recipe: opt.Recipe = None,
     method: opt.Method = None,
     method_options: opt.MethodOptions = None,
     density: opt.Density = None,
@@ -55,6 +59,7 @@ def train(
     momentum_correction: opt.MomentumCorrection = None,
     masking: opt.Masking = None,
     local_clip: opt.LocalClip = None,
+    follow_lr: opt.FollowLr = None,
     keep_dense: opt.KeepDense = None,
     compare: opt.Compare = None,
     workers: opt.Workers = None,
@@ -77,6 +82,7 @@ def train(
     given: dict[str, Any] = {
         "model": model, "data": data, "data_dir": _absolute(data_dir), "epochs": epochs,
         "batch": batch, "lr": lr, "lr_drop": _numbers("--lr-drop", lr_drop, int),
+        "cosine": cosine, "recipe": recipe, "follow_lr": follow_lr,
         "optimizer": optimizer, "beta2": beta2, "eps": eps,
         "momentum": momentum, "nesterov": nesterov, "momentum_correction": momentum_correction,
         "masking": masking, "clip": clip, "local_clip": local_clip, "weight_decay": weight_decay,

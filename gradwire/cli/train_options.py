@@ -7,6 +7,7 @@ import typer
 
 from gradwire.data import READERS
 from gradwire.models import MODELS, TRAINABLE
+from gradwire.recipes import RECIPES
 from gradwire.train.options import OPTIMIZERS, Options
 
 WHAT, HOW, WORK, KEEP = "What to train", "Compression", "Workers", "Run folder"
@@ -98,6 +99,15 @@ LrDrop = Annotated[
         help="Divide the learning rate by ten after each of these epochs.",
     ),
 ]
+Cosine = Annotated[
+    bool | None,
+    option(
+        "--cosine",
+        panel=WHAT,
+        help="Warm the learning rate up over a tenth of the run, then let it fall to 0 like a "
+        "cosine.",
+    ),
+]
 Optimizer = Annotated[
     str | None,
     option(
@@ -137,6 +147,17 @@ Seed = Annotated[
         panel=WHAT,
         default=Options.seed,
         help="Weights, order of examples, crops: the same seed gives the same numbers on CPU.",
+    ),
+]
+Recipe = Annotated[
+    str | None,
+    option(
+        "--recipe",
+        panel=HOW,
+        help=f"Options that were measured together: {', '.join(RECIPES)}. What is given beside it "
+        "wins. --lr, --momentum and --weight-decay stay those of dense, and what the recipe needs "
+        "is made of them: plain-front takes momentum away and goes 1.5 / (1 - momentum) times as "
+        "fast; it wants batch norm and --cosine.",
     ),
 ]
 Method = Annotated[
@@ -254,6 +275,15 @@ LocalClip = Annotated[
         panel=HOW,
         help="The most that the L2 norm of the mean gradient should be; each worker clips its own, "
         "before it is compressed, at this / sqrt(workers). Default: never.",
+    ),
+]
+FollowLr = Annotated[
+    bool | None,
+    option(
+        "--follow-lr",
+        panel=HOW,
+        help="What waits counts with the learning rate of its own step, not of the one that sends "
+        "it: with --cosine, whose warm-up otherwise multiplies it.",
     ),
 ]
 KeepDense = Annotated[

@@ -7,12 +7,12 @@ import torch
 
 from gradwire.data import Data, Shard
 from gradwire.study.accuracy_page import page
-from gradwire.study.convergence import rate
 from gradwire.study.crew import Crew, examples
 from gradwire.study.local_graph import LocalGraph
 from gradwire.study.study import Cell, Row, Settings, Study, repeatable
 from gradwire.study.unfinished import Unfinished
 from gradwire.train.options import Options, resolve
+from gradwire.train.rates import cosine
 
 WORKERS = 16
 FULL: dict[str, Any] = {"model": "resnet20", "batch": 32, "lr": 0.4, "weight_decay": 1e-4}
@@ -26,8 +26,7 @@ class Recipe:
     """How a run differs from dense: options of `gradwire train`; `every` > 0 means local steps.
 
     `lr` is a share of dense's. With `flush` the last step sends what is left. `early`: a share of
-    the run, the first, and the density there. `times` as many epochs as dense are trained. With
-    `follow` what waits keeps the learning rate of its own step.
+    the run, the first, and the density there. `times` as many epochs as dense are trained.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
@@ -37,7 +36,6 @@ class Recipe:
     flush: bool = False
     early: tuple[float, float] = (0.0, 0.0)
     times: int = 1
-    follow: bool = False
 
 
 def _union(percent: float, **more: Any) -> dict[str, Any]:
@@ -65,8 +63,12 @@ def _coded(method: str, percent: float, values: str, indices: str = "packed") ->
 RECIPES: dict[str, Recipe] = {
     "dense": Recipe({"method": "dense"}),
     "dense-more": Recipe({"method": "dense", "weight_decay": 1.5e-4}, 1.5),
+    "dense-plain": Recipe({"method": "dense"} | PLAIN, 15.0),
     "plain-front": Recipe(_topk(0.155, **PLAIN), 15.0, early=(0.1, 0.006)),
-    "plain-follow": Recipe(_topk(0.2, **PLAIN), 15.0, follow=True),
+    "plain-front-half": Recipe(_topk(0.0775, **PLAIN), 15.0, early=(0.1, 0.003)),
+    "plain-front-quarter": Recipe(_topk(0.03875, **PLAIN), 15.0, early=(0.1, 0.0015)),
+    "plain-follow": Recipe(_topk(0.2, follow_lr=True, **PLAIN), 15.0),
+    "plain-follow-10": Recipe(_topk(0.2, follow_lr=True, **PLAIN), 10.0),
     "topk-0.2": Recipe(_topk(0.2)),
     "union-0.13": Recipe(_union(0.13)),
     "union-0.13-half": Recipe(_union(0.13), 0.5),
@@ -139,7 +141,7 @@ def measure(settings: Settings, cell: Cell) -> list[Row]:
             for _ in range(crew.epoch_steps):
                 if recipe.flush and crew.steps == total - 1:
                     crew.flush()
-                losses.append(crew.step(lr * rate(crew.steps / total)))
+                losses.append(crew.step(lr * cosine(crew.steps / total)))
             row: Row = {"epoch": epoch, "loss": float(torch.stack(losses).mean())}
             row |= {"score": crew.score(), "bytes": crew.bytes_sent, "entries": crew.chosen}
             row |= {"dense": epoch * dense / recipe.times, "steps": crew.steps / recipe.times}
@@ -156,7 +158,7 @@ def open_crew(options: Options, recipe: Recipe) -> Crew:
     if recipe.early[0]:
         options = _falling(options, recipe.early, data)
     if not recipe.every:
-        return Crew(options, data, abreast=True, follow_lr=recipe.follow)
+        return Crew(options, data, abreast=True)
     return LocalGraph(options, data, recipe.every, keep_unsent=recipe.keep)
 
 

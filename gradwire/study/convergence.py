@@ -1,6 +1,5 @@
 """Figures 1 and 6: what compression costs in accuracy, on 16 virtual workers."""
 
-import math
 from collections.abc import Sequence
 from statistics import mean, stdev
 from typing import Any
@@ -25,9 +24,10 @@ from gradwire.study.study import (
 )
 from gradwire.study.unfinished import Unfinished
 from gradwire.train.options import resolve
+from gradwire.train.rates import cosine
 from gradwire.train.task import TASKS, Task
 
-DENSITY, WORKERS, WARM = 0.001, 16, 0.1
+DENSITY, WORKERS = 0.001, 16
 WANTED: dict[str, dict[str, Any]] = {
     "dense": {},
     "topk/allgather": {},
@@ -100,20 +100,13 @@ def measure(settings: Settings, cell: Cell) -> list[Row]:
         run = Unfinished(settings, cell)
         rows = run.begin(crew)
         for epoch in range(len(rows) + 1, options.epochs + 1):
-            rates = [options.lr * rate((crew.steps + i) / total) for i in range(crew.epoch_steps)]
+            rates = [options.lr * cosine((crew.steps + i) / total) for i in range(crew.epoch_steps)]
             loss = torch.stack([crew.step(lr) for lr in rates]).mean()
             row = {"task": models.spec(model).task, "epoch": epoch, "loss": float(loss)}
             row |= {"score": crew.score(), "bytes": crew.bytes_sent, "d": crew.entries}
             rows.append(cell | row | {"residual_bytes": crew.residual_bytes})
             run.keep(crew, rows, options.epochs)
     return rows
-
-
-def rate(done: float) -> float:
-    """The share of the learning rate after `done` of the run."""
-    if done < WARM:
-        return max(done / WARM, 0.01)
-    return 0.5 * (1 + math.cos(math.pi * (done - WARM) / (1 - WARM)))
 
 
 Runs = dict[str, dict[int, list[Row]]]

@@ -60,16 +60,12 @@ class Crew:
     exchange the weights are those of real ranks, bit for bit. On CUDA the passes of all workers
     are one graph, or, where batches differ in shape, as those of speech do, run side by side; there
     dropout draws from torch's generator, elsewhere every worker's is seeded at every step. With
-    `abreast` they are one batch there, with activations in bf16. `follow_lr`: what waits counts
-    with the learning rate of its own step.
+    `abreast` they are one batch there, with activations in bf16.
     """
 
-    def __init__(
-        self, options: Options, data: Data, *, abreast: bool = False, follow_lr: bool = False
-    ) -> None:
+    def __init__(self, options: Options, data: Data, *, abreast: bool = False) -> None:
         self.options, self.device = options, torch.device(options.device)
         self._abreast = abreast and self.device.type == "cuda"
-        self._follows = follow_lr
         self.activations = "bf16" if self._abreast else "fp32"
         self.data = data.to(self.device)
         self.shards = [
@@ -83,7 +79,7 @@ class Crew:
         """Whose score counts."""
         self.parameters = list(self.model.parameters())
         self.optimizer = options.make_optimizer(self.parameters)
-        self.cluster = VirtualCluster(options.workers, options.config())
+        self.cluster = VirtualCluster(options.workers, options.config(self.epoch_steps))
         self.entries = sum(p.numel() for p in self.parameters)
         self.batches = Batches(self.data, self.shards, self.device)
         self.passes: Passes | Abreast | None = None
@@ -131,10 +127,10 @@ class Crew:
     def step(self, lr: float | None = None, watch: tuple[int, ...] = ()) -> Tensor:
         """One step of all workers; their mean loss, on the device. Notes residuals of `watch`."""
         epoch, offset = divmod(self.steps, self.epoch_steps)
-        rate = self.options.lr_at(epoch) if lr is None else lr
+        rate = self.options.lr_at(epoch + offset / self.epoch_steps) if lr is None else lr
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        if self._follows:
+        if self.options.follow_lr:
             self.cluster.follow_lr(rate)
         with self.computing:
             self.gradients, losses = self._gradients(epoch, offset)

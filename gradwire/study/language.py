@@ -11,11 +11,11 @@ import torch
 from gradwire import data, models
 from gradwire.report.chart import GREY, Chart, Line
 from gradwire.report.outcome import size
-from gradwire.study.convergence import rate
 from gradwire.study.crew import Crew
 from gradwire.study.local_crew import LocalCrew
 from gradwire.study.study import Cell, Row, Settings, Table, repeatable
 from gradwire.train.options import Options, resolve
+from gradwire.train.rates import cosine
 
 WORKERS, LOOKS, SEEDS = 4, 10, 3
 NAMES = {
@@ -83,7 +83,7 @@ def follow(settings: Settings, cell: Cell, recipe: Recipe, steps: int) -> Iterat
         dense, losses = 2 * (WORKERS - 1) * 4 * crew.entries, []
         for step in range(1, steps + 1):
             with tensor_cores(crew.device):
-                losses.append(crew.step(options.lr * rate((step - 1) / steps)))
+                losses.append(crew.step(options.lr * cosine((step - 1) / steps)))
             if step * LOOKS % steps == 0:
                 row = {"step": step, "tokens": step * tokens, "loss": mean(map(float, losses))}
                 row |= {"test": math.log(crew.score()), "bytes": crew.bytes_sent, "lr": options.lr}

@@ -16,12 +16,12 @@ from gradwire.encode import Encoding
 from gradwire.exchange import EXCHANGES
 from gradwire.exchange.sketched import largest, next_seeds
 from gradwire.exchange.table import Table
-from gradwire.study.convergence import rate
 from gradwire.study.crew import Crew
 from gradwire.study.fit import hill
 from gradwire.study.sketch_page import page
 from gradwire.study.study import Cell, Row, Settings, Study, repeatable
 from gradwire.train.options import resolve
+from gradwire.train.rates import cosine
 from gradwire.types import Memory, align
 
 DENSITY = 0.001
@@ -145,7 +145,7 @@ def _train(settings: Settings, cell: Cell) -> list[Row]:
     total = options.epochs * crew.epoch_steps
     for epoch in range(1, options.epochs + 1):
         for _ in range(crew.epoch_steps):
-            crew.step(options.lr * rate(crew.steps / total))
+            crew.step(options.lr * cosine(crew.steps / total))
         row = {"model": options.model, "d": crew.entries, "density": options.density}
         row |= {"epoch": epoch, "epochs": options.epochs, "steps": crew.steps}
         rows.append(cell | row | {"score": crew.score(), "bytes": crew.bytes_sent})

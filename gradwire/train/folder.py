@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from gradwire.errors import ConfigError, StateError, one_line
-from gradwire.train.options import Options, from_dict
+from gradwire.train.options import Options
+from gradwire.train.saved import from_dict
 from gradwire.version import __version__
 
 CONFIG, METRICS, RESULT = "config.json", "metrics.jsonl", "result.json"

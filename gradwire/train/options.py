@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,19 +15,24 @@ from gradwire.config import Config
 from gradwire.data import EMBEDDED
 from gradwire.errors import ConfigError, unknown
 from gradwire.options import options_of, parse_options, resolve_names
+from gradwire.recipes import Recipe, recipe_of
+from gradwire.train.rates import cosine
 from gradwire.train.task import TASKS, Task
 
 OPTIMIZERS = ("sgd", "adamw")
-FREE = ("workers", "epochs", "data_dir")
-"""What a resumed run may change; anything else would make it another run."""
+NONE = Recipe({})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Everything the numbers of a run depend on. `resolve` fills in the model's recipe."""
+    """Everything the numbers of a run depend on; `resolve` fills in what the model has.
+
+    lr, momentum and weight_decay are those of a dense run, which a `recipe` may make others of.
+    """
 
     model: str = "lenet5"
     data: str = ""
+    recipe: str = ""
     method: str = "topk"
     exchange: str = ""
     method_options: tuple[str, ...] = ()
@@ -40,6 +45,7 @@ class Options:
     warmup_steps: int = 0
     momentum_correction: bool = False
     masking: bool = True
+    follow_lr: bool = False
     local_clip: float = 0.0
     keep_dense: tuple[str, ...] = ()
     workers: int
@@ -54,6 +60,7 @@ class Options:
     weight_decay: float = 0.0
     clip: float = 0.0
     lr_drop: tuple[int, ...] = ()
+    cosine: bool = False
     seed: int = 0
     data_dir: str | None = None
     device: str = "cpu"
@@ -82,13 +89,18 @@ class Options:
             raise ConfigError("masking can only be left out with momentum_correction.")
         if list(self.lr_drop) != sorted(set(self.lr_drop)) or min(self.lr_drop, default=1) < 1:
             raise ConfigError(f"lr_drop must be rising epochs from 1 on, got {self.lr_drop}.")
+        if self.lr_drop and self.cosine:
+            raise ConfigError("the learning rate has one schedule: lr_drop or cosine, not both.")
         if self.device not in ("cpu", "cuda"):
             raise unknown("device", self.device, ("cpu", "cuda"))
         for name in self.compare:
             self.against(name)
 
-    def config(self) -> Config:
+    def config(self, epoch_steps: int = 1) -> Config:
         """How gradients are compressed and exchanged, for `gradwire.attach`."""
+        steps = self.warmup_steps
+        if self.recipe and not steps:
+            steps = self._recipe.warmup_steps(self.epochs, epoch_steps)
         return Config(
             method=self.method,
             options=parse_options(self.method_options, self.method, self.exchange),
@@ -100,10 +112,14 @@ class Options:
             dense=self.keep_dense,
             dense_steps=self.dense_steps,
             warmup=self.warmup,
-            warmup_steps=self.warmup_steps,
+            warmup_steps=steps,
             clip=self.local_clip,
             **(self._momentum | {"masking": self.masking} if self.momentum_correction else {}),
         )
+
+    @property
+    def _recipe(self) -> Recipe:
+        return recipe_of(self.recipe) if self.recipe else NONE
 
     @property
     def _momentum(self) -> dict[str, Any]:
@@ -118,10 +134,20 @@ class Options:
             raise ConfigError(f"eps must be above 0, got {self.eps}.")
         if self.nesterov and self.optimizer != "sgd" and not self.momentum_correction:
             raise ConfigError("nesterov is for optimizer sgd, or with momentum_correction.")
+        if self._recipe.plain and self.optimizer != "sgd":
+            raise ConfigError(f"recipe {self.recipe!r} is for optimizer sgd: it has no momentum.")
+        if self._recipe.plain and (self.nesterov or self.momentum_correction):
+            raise ConfigError(
+                f"recipe {self.recipe!r} has no momentum: leave nesterov and momentum_correction "
+                f"out."
+            )
 
     def make_optimizer(self, parameters: Iterable[Tensor]) -> Optimizer:
         """SGD or AdamW, without momentum (beta1 = 0) where that is in the gradients."""
-        lr, decay, corrected = self.lr, self.weight_decay, self.momentum_correction
+        lr, corrected = self.lr_at(0), self.momentum_correction
+        decay = self.weight_decay * self._recipe.decay
+        if self._recipe.plain:
+            return SGD(parameters, lr, weight_decay=decay)
         if self.optimizer == "sgd" and corrected:
             # SGD's momentum makes 1 / (1 - momentum) of the decay too; here it does not see it.
             return SGD(parameters, lr, weight_decay=decay / (1 - self.momentum))
@@ -143,6 +169,7 @@ class Options:
             other |= {"values": "fp32", "rounding": "nearest"}
             other |= {"dense_steps": 0, "warmup": (), "warmup_steps": 0}
             other |= {"momentum_correction": False, "masking": True, "local_clip": 0.0}
+            other |= {"recipe": "", "follow_lr": False}
         return dataclasses.replace(self, **other)
 
     def _data(self) -> str:
@@ -182,11 +209,18 @@ class Options:
         usual = ("fp32", "int32", "nearest")
         codes = [c for c in (self.values, self.indices, self.rounding) if c not in usual]
         codes += ["momentum correction"] * self.momentum_correction
+        codes += [self.recipe] if self.recipe else []
         return ", ".join([f"{self.method}/{self.exchange} at {100 * self.density:g} %", *codes])
 
-    def lr_at(self, epoch: int) -> float:
-        """The learning rate in an epoch: a tenth of it after each of the `lr_drop` epochs."""
-        return self.lr * 0.1 ** sum(epoch >= drop for drop in self.lr_drop)
+    def lr_at(self, epoch: float) -> float:
+        """The learning rate after so many epochs, and parts of them.
+
+        A tenth of it after each of the `lr_drop` epochs, or with `cosine` a share all the time.
+        """
+        most = self.lr * self._recipe.lr(self.momentum)
+        if self.cosine:
+            return most * cosine(epoch / self.epochs)
+        return most * 0.1 ** sum(epoch >= drop for drop in self.lr_drop)
 
     def asdict(self) -> dict[str, Any]:
         """The choices as plain JSON values."""
@@ -196,7 +230,7 @@ class Options:
 
 
 def resolve(given: Mapping[str, Any], workers: int | None = None) -> Options:
-    """`given`, completed by the model's recipe; None stands for not given.
+    """`given`, completed by what its recipe and its model have; None stands for not given.
 
     `workers` are those that exist already (under torchrun); alone, one a GPU, or 2 on CPU.
     """
@@ -211,9 +245,12 @@ def resolve(given: Mapping[str, Any], workers: int | None = None) -> Options:
         )
     files = chosen.get("data_dir") or chosen.get("data", "") in spec.data
     source = spec if files or not spec.embedded else spec.embedded
-    recipe = {name: getattr(source, name) for name in ("epochs", "batch", "lr", "momentum")}
-    recipe |= {"workers": workers or gpus or 2, "clip": spec.clip}
-    return Options(**(recipe | chosen))
+    usual = {name: getattr(source, name) for name in ("epochs", "batch", "lr", "momentum")}
+    usual |= {"workers": workers or gpus or 2, "clip": spec.clip}
+    if chosen.get("recipe"):
+        usual |= recipe_of(chosen["recipe"]).fields
+        usual["momentum_correction"] = "momentum" in recipe_of(chosen["recipe"]).fields
+    return Options(**(usual | chosen))
 
 
 def pick_device(name: str) -> str:
@@ -225,53 +262,6 @@ def pick_device(name: str) -> str:
     if name not in ("cpu", "cuda"):
         raise unknown("device", name, ("auto", "cpu", "cuda"))
     return name
-
-
-def from_dict(saved: Mapping[str, Any]) -> Options:
-    """The choices in a config.json."""
-    known = {f.name for f in dataclasses.fields(Options)}
-    if extra := sorted(set(saved) - known):
-        raise ConfigError(f"this run was made by another version: it has the option {extra[0]!r}.")
-    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()}
-    hints = get_type_hints(Options)
-    for field in dataclasses.fields(Options):
-        if field.name not in values:
-            if field.default is dataclasses.MISSING:
-                raise ConfigError(f"the option {field.name!r} is missing.")
-        elif not _fits(values[field.name], hints[field.name]):
-            raise ConfigError(f"the option {field.name!r} cannot be {saved[field.name]!r:.60}.")
-    return Options(**values)
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether `value` is of the type that one of Options' fields has."""
-    if get_origin(hint) is tuple:
-        return isinstance(value, tuple) and all(_fits(v, get_args(hint)[0]) for v in value)
-    if get_args(hint):
-        return any(_fits(value, part) for part in get_args(hint))
-    if hint in (int, float):
-        kind = int if hint is int else (int, float)
-        return isinstance(value, kind) and not isinstance(value, bool) and abs(value) < 2**63
-    return isinstance(value, hint)
-
-
-def resume(saved: Options, given: Mapping[str, Any]) -> tuple[Options, list[str]]:
-    """The saved run's choices, with what may change changed, and a sentence on each change."""
-    changes: dict[str, Any] = {}
-    for name, value in given.items():
-        value = tuple(value) if isinstance(value, list) else value
-        if value is None or value == getattr(saved, name) or (name, value) == ("device", "auto"):
-            continue
-        if name == "method" and value == f"{saved.method}/{saved.exchange}":
-            continue
-        if name not in FREE:
-            raise ConfigError(
-                f"the run to resume has {name} = {getattr(saved, name)!r}, now {value!r} is asked "
-                f"for. Leave --{name.replace('_', '-')} out, or start a new run."
-            )
-        changes[name] = value
-    notes = [f"{name} was {getattr(saved, name)}, is now {v}" for name, v in changes.items()]
-    return dataclasses.replace(saved, **changes), notes
 
 
 def _check(name: str, value: float, at_least: int) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from gradwire.train import folder as folders
-from gradwire.train.options import Options, pick_device, resolve, resume
+from gradwire.train.options import Options, pick_device, resolve
 from gradwire.train.place import under_torchrun
+from gradwire.train.saved import resume
 from gradwire.train.trainer import Sitting
 
 

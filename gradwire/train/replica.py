@@ -21,7 +21,7 @@ class Replica:
     """The model under DDP, its optimiser, and gradwire attached (collective).
 
     `network` are keywords of the model's function. `saved` is a checkpoint's content, from
-    `folder`; without it the weights come from the seed.
+    `folder`; without it the weights come from the seed. `epoch_steps` are those of an epoch.
     """
 
     def __init__(
@@ -31,6 +31,7 @@ class Replica:
         place: Place,
         folder: Path,
         saved: dict[str, Any] | None,
+        epoch_steps: int,
     ) -> None:
         self.options = options
         torch.manual_seed(mix(options.seed))
@@ -41,7 +42,7 @@ class Replica:
         ids = [place.device.index] if place.device.type == "cuda" else None
         self.ddp = DistributedDataParallel(model, device_ids=ids)
         self.optimizer = options.make_optimizer(self.ddp.parameters())
-        self.wire = gradwire.attach(self.ddp, options.config())
+        self.wire = gradwire.attach(self.ddp, options.config(epoch_steps))
         if saved is not None:
             with checkpoint.fitting(folder):
                 self.optimizer.load_state_dict(saved["optimizer"])
@@ -56,6 +57,8 @@ class Replica:
         """Sets the learning rate of the next steps."""
         for group in self.optimizer.param_groups:
             group["lr"] = lr
+        if self.options.follow_lr:
+            self.wire.follow_lr(lr)
 
     def step(self, batch: Sequence[Tensor]) -> Tensor:
         """One optimiser step; returns this rank's loss."""

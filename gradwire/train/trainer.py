@@ -42,7 +42,7 @@ class Trainer:
         self.shard = Shard(data.examples, options.batch, place.rank, place.world, options.seed)
         saved = checkpoint.load(folder, place)
         network = {**options.size, **data.network}
-        self.replica = Replica(options, network, place, folder, saved)
+        self.replica = Replica(options, network, place, folder, saved, self.shard.steps)
         self.position = self._start(saved)
         self.end = self._end()
         self._loss = torch.zeros((), dtype=torch.float64, device=place.device)
@@ -87,7 +87,6 @@ class Trainer:
     def _epoch(self) -> bool:
         """Trains to the end of the epoch or of the sitting; True if a rank was asked to stop."""
         position, every = self.position, self.sitting.checkpoint_every
-        self.replica.set_lr(self.options.lr_at(position.epoch))
         for indices in self.shard.batches(position.epoch, position.offset):
             self._step(indices)
             self._record_gradient()
@@ -114,6 +113,7 @@ class Trainer:
         position = self.position
         seed = mix(self.options.seed, position.epoch, position.offset, self.place.rank)
         torch.manual_seed(seed)
+        self.replica.set_lr(self.options.lr_at(position.epoch + position.offset / self.shard.steps))
         self._loss += self.replica.step(self.data.training_batch(indices, seed))
         position.loss_steps += 1
         position.offset += 1

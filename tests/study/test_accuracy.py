@@ -6,11 +6,12 @@ from gradwire.accumulate.schedule import entries
 from gradwire.cluster.local import VirtualCluster
 from gradwire.encode import Encoding
 from gradwire.exchange import EXCHANGES
+from gradwire.recipes import RECIPES
 from gradwire.study import accuracy
 from gradwire.study.accuracy_page import page, upper
-from gradwire.study.convergence import rate
 from gradwire.study.study import Settings
 from gradwire.train.options import resolve
+from gradwire.train.rates import cosine
 
 SMALL = Settings(small=True)
 
@@ -136,7 +137,7 @@ def test_what_waits_follows_the_learning_rate(monkeypatch):
     monkeypatch.setitem(accuracy.SMALL, "batch", 500)
     rows = accuracy.measure(SMALL, {"recipe": "plain-follow", "seed": 1, "epochs": 2})
     steps = int(rows[-1]["steps"])
-    assert rates == [accuracy.SMALL["lr"] * 15 * rate(step / steps) for step in range(steps)]
+    assert rates == [accuracy.SMALL["lr"] * 15 * cosine(step / steps) for step in range(steps)]
 
 
 def test_twice_as_long_is_within_the_entries_of_dense(monkeypatch):
@@ -150,6 +151,16 @@ def test_twice_as_long_is_within_the_entries_of_dense(monkeypatch):
     body = {row[0]: row for row in page(dense + twice).tables[0].rows}
     assert body["momentum-twice"][6] == "0.198 %"
     assert dense[-1]["activations"] == "fp32"
+
+
+def test_the_named_recipe_is_the_one_that_was_measured():
+    study, named = accuracy.RECIPES["plain-front"], RECIPES["plain-front"]
+    assert study.options["density"] == pytest.approx(named.fields["density"])
+    assert study.early == (named.early, *named.fields["warmup"])
+    assert study.lr == pytest.approx(named.lr(0.9))
+    decay = study.options["weight_decay"] / accuracy.FULL["weight_decay"]
+    assert (study.options["momentum"], decay) == (0, pytest.approx(named.decay))
+    assert study.options["method"] == f"{named.fields['method']}/allgather"
 
 
 @pytest.mark.parametrize(

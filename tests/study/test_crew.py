@@ -28,8 +28,12 @@ def real_ranks(place, run, folder):
     return trainer.run()["parameters_sha256"]
 
 
-def test_virtual_workers_end_with_the_bits_of_real_ranks(ranks, tmp_path):
-    run = options()
+RECIPE = {"recipe": "plain-front", "cosine": True, "follow_lr": True, "epochs": 1, "lr": 0.02}
+
+
+@pytest.mark.parametrize("more", [{}, RECIPE])
+def test_virtual_workers_end_with_the_bits_of_real_ranks(ranks, tmp_path, more):
+    run = options(**more)
     crew = Crew(run, load(run))
     losses = [crew.step() for _ in range(STEPS)]
     assert losses[-1] < losses[0]

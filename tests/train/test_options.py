@@ -3,7 +3,8 @@ import torch
 
 from gradwire.errors import ConfigError
 from gradwire.models import spec
-from gradwire.train.options import from_dict, resolve, resume
+from gradwire.train.options import resolve
+from gradwire.train.saved import from_dict, resume
 
 
 def test_the_model_brings_its_recipe():
@@ -55,6 +56,11 @@ def test_a_method_may_name_its_exchange():
         ({"local_clip": -1.0}, "clip must be a number of at least 0"),
         ({"weight_decay": -0.1}, "weight_decay must be at least 0"),
         ({"lr_drop": (4, 2)}, "lr_drop must be rising epochs"),
+        ({"lr_drop": (4,), "cosine": True}, "one schedule: lr_drop or cosine"),
+        ({"recipe": "plain"}, "unknown recipe 'plain'. Did you mean 'plain-front'"),
+        ({"recipe": "plain-front", "optimizer": "adamw"}, "'plain-front' is for optimizer sgd"),
+        ({"recipe": "plain-front", "nesterov": True}, "'plain-front' has no momentum: leave"),
+        ({"recipe": "plain-front", "momentum_correction": True}, "has no momentum: leave"),
         ({"device": "tpu"}, "unknown device 'tpu'"),
         ({"compare": ("dens",)}, "Did you mean 'dense'"),
     ],
@@ -73,6 +79,12 @@ def test_what_cannot_work_is_refused_by_name(given, words):
             "SGD",
             {"momentum": 0, "weight_decay": 0.4},
         ),
+        ({"recipe": "dgc"}, "SGD", {"lr": 0.5, "momentum": 0, "weight_decay": 1.0}),
+        (
+            {"recipe": "plain-front", "momentum": 0.75},
+            "SGD",
+            {"lr": 3.0, "momentum": 0, "weight_decay": 0.15},
+        ),
         ({"optimizer": "adamw", "beta2": 0.9}, "AdamW", {"betas": (0.9, 0.9), "eps": 1e-8}),
         ({"model": "gpt-nano", "eps": 1e-4}, "AdamW", {"betas": (0.9, 0.99), "eps": 1e-4}),
         ({"model": "gpt-nano", "momentum_correction": True}, "AdamW", {"betas": (0.0, 0.99)}),
@@ -83,7 +95,7 @@ def test_the_optimiser(given, kind, values):
     made = resolve(given | {"lr": 0.5, "weight_decay": 0.1}).make_optimizer([torch.zeros(1)])
     assert type(made).__name__ == kind
     for name, value in ({"lr": 0.5, "weight_decay": 0.1} | values).items():
-        assert made.defaults[name] == value
+        assert made.defaults[name] == pytest.approx(value)
 
 
 def test_torchruns_ranks_are_the_workers():
@@ -160,6 +172,35 @@ def _momentum(options):
 def test_the_learning_rate_drops_after_each_of_the_epochs():
     options = resolve({"lr": 1.0, "lr_drop": (2, 3)})
     assert [options.lr_at(e) for e in range(4)] == pytest.approx([1, 1, 0.1, 0.01])
+
+
+def test_the_learning_rate_is_warmed_up_and_falls_like_a_cosine():
+    options = resolve({"lr": 2.0, "epochs": 10, "cosine": True})
+    rates = [options.lr_at(epoch) for epoch in (0, 0.5, 1, 5.5, 10)]
+    assert rates == pytest.approx([0.02, 1, 2, 1, 0])
+
+
+def test_a_recipe_is_what_was_measured_together():
+    given = {"recipe": "plain-front", "lr": 0.4, "epochs": 60, "weight_decay": 1e-4}
+    options = resolve(given)
+    assert options.lr_at(0) == pytest.approx(6.0)
+    assert options.title == "topk/allgather at 0.155 %, plain-front"
+    config = options.config(epoch_steps=97)
+    assert (config.density, config.warmup, config.warmup_steps) == (0.00155, (0.006,), 582)
+    dgc = resolve({"recipe": "dgc", "epochs": 60}).config(epoch_steps=97)
+    assert (dgc.momentum, dgc.density, dgc.warmup_steps) == (0.9, 0.001, 97)
+    own = resolve(given | {"warmup_steps": 5, "density": 0.1})
+    assert (own.config(97).warmup_steps, own.density) == (5, 0.1)
+
+
+def test_dense_beside_a_recipe_is_trained_as_dense_is():
+    given = {"lr": 0.4, "weight_decay": 1e-4, "cosine": True}
+    dense = resolve(given | {"recipe": "plain-front", "follow_lr": True}).against("dense")
+    assert dense.lr_at(3) == resolve(given).lr_at(3)
+    made, usual = (o.make_optimizer([torch.zeros(1)]).defaults for o in (dense, resolve(given)))
+    assert made == usual
+    assert not dense.follow_lr
+    assert dense.config().warmup == ()
 
 
 def test_titles_say_what_was_done():

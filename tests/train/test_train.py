@@ -49,8 +49,15 @@ def test_a_run_in_parts_ends_with_the_same_bits(broken_off):
     assert parts[0]["parameters_sha256"] != whole["parameters_sha256"]
 
 
-def test_a_run_of_adamw_in_parts_too(ranks, files, tmp_path):
-    run = jobs.options(files, optimizer="adamw", lr=0.002, epochs=2)
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"optimizer": "adamw", "lr": 0.002},
+        {"recipe": "plain-front", "lr": 0.002, "cosine": True, "follow_lr": True},
+    ],
+)
+def test_a_run_of_another_kind_in_parts_too(ranks, files, tmp_path, more):
+    run = jobs.options(files, epochs=2, **more)
     for name in ("whole", "parts", "begun"):
         write_config(tmp_path / name, run)
     whole, parts, _ = ranks.run(2, jobs.pooled, jobs.whole_and_in_parts, run, tmp_path)[0]
