@@ -17,6 +17,7 @@ class Recipe:
     `early`: the share of the run that each density of the warm-up takes, 0 for an epoch.
     """
 
+    summary: str
     fields: Mapping[str, Any]
     plain: bool = False
     far: float = 1.0
@@ -39,8 +40,12 @@ class Recipe:
 
 
 RECIPES: dict[str, Recipe] = {
-    "dgc": Recipe({"method": "topk", "density": 0.001, "warmup": PAPER, "momentum": 0.9}),
+    "dgc": Recipe(
+        "Deep Gradient Compression; SGD has no momentum and 10 times the weight decay.",
+        {"method": "topk", "density": 0.001, "warmup": PAPER, "momentum": 0.9},
+    ),
     "plain-front": Recipe(
+        "0.2 % in all; SGD has no momentum, 15 times its rate, 1.5 times its decay.",
         {"method": "topk", "density": 0.00155, "warmup": (0.006,)},
         plain=True,
         far=1.5,
@@ -49,8 +54,8 @@ RECIPES: dict[str, Recipe] = {
     ),
 }
 """dgc: Lin et al. (2018), with exact top-k where they sample; SGD's weight decay is then that of
-before divided by 1 - momentum. plain-front: ours, 0.2 % of the entries in all and the accuracy of
-dense (benchmarks/results/accuracy_202611.md); with networks that have batch norm."""
+before divided by 1 - momentum. plain-front: ours, with the accuracy of dense where there is batch
+norm (benchmarks/results/accuracy_202611.md). 10 and 15 are for a momentum of 0.9."""
 
 
 def recipe_of(name: Any) -> Recipe:

@@ -68,7 +68,7 @@ def attach(
     A collective call: every rank's configuration and parameters are compared, and a difference is
     an error on all of them. `scaler` is the GradScaler, if there is one. Where it serves several
     optimisers, give this model's as `optimizer`: the scale alone does not tell which of them was
-    passed over. The fields are Config's.
+    passed over. The fields are Config's; `recipe` stands for several (`gradwire methods`).
     The residuals take 4 bytes a parameter (8 for bf16 and fp16 ones), momentum correction 4 more.
     With `momentum` the optimiser must have none of its own, which attach does not see: momentum
     would act twice.

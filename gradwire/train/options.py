@@ -20,7 +20,7 @@ from gradwire.train.rates import cosine
 from gradwire.train.task import TASKS, Task
 
 OPTIMIZERS = ("sgd", "adamw")
-NONE = Recipe({})
+NONE = Recipe("", {})
 
 
 @dataclass(frozen=True, kw_only=True)

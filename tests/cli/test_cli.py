@@ -11,6 +11,7 @@ from gradwire import cli
 from gradwire.cli.app import app
 from gradwire.compress import METHODS
 from gradwire.exchange import EXCHANGES
+from gradwire.recipes import RECIPES
 from gradwire.models import TRAINABLE
 from gradwire.train.options import Options
 from tests.report.runs import write_run
@@ -33,9 +34,9 @@ def main(monkeypatch, capsys):
     return run
 
 
-def test_methods_lists_every_method_and_exchange_with_its_summary():
+def test_methods_lists_methods_exchanges_and_recipes_with_their_summaries():
     said = gradwire("methods").output
-    for entries in (METHODS, EXCHANGES):
+    for entries in (METHODS, EXCHANGES, RECIPES):
         for name, entry in entries.items():
             assert name in said
             assert entry.summary[:40] in said
