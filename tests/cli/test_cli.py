@@ -11,8 +11,8 @@ from gradwire import cli
 from gradwire.cli.app import app
 from gradwire.compress import METHODS
 from gradwire.exchange import EXCHANGES
-from gradwire.recipes import RECIPES
 from gradwire.models import TRAINABLE
+from gradwire.recipes import RECIPES
 from gradwire.train.options import Options
 from tests.report.runs import write_run
 
