@@ -80,16 +80,6 @@ def test_a_run_gives_a_row_an_epoch(monkeypatch):
     assert found == convergence.measure(SMALL, cell)
 
 
-def test_the_learning_rate_rises_then_falls_to_nothing():
-    rates = [convergence.rate(i / 100) for i in range(101)]
-    assert rates[0] == 0.01
-    assert rates[10] == pytest.approx(1)
-    assert rates[5] == pytest.approx(0.5)
-    assert rates[55] == pytest.approx(0.5)
-    assert rates[100] == pytest.approx(0, abs=1e-9)
-    assert rates[10:] == sorted(rates[10:], reverse=True)
-
-
 def test_only_what_this_version_has_is_asked_for():
     recipes = {cell["recipe"] for cell in convergence.cells(SMALL)}
     assert {"dense", "topk/allgather", "topk/union", "topk/gtopk", "randk/allgather"} <= recipes

@@ -176,8 +176,9 @@ def test_the_learning_rate_drops_after_each_of_the_epochs():
 
 def test_the_learning_rate_is_warmed_up_and_falls_like_a_cosine():
     options = resolve({"lr": 2.0, "epochs": 10, "cosine": True})
-    rates = [options.lr_at(epoch) for epoch in (0, 0.5, 1, 5.5, 10)]
-    assert rates == pytest.approx([0.02, 1, 2, 1, 0])
+    rates = [options.lr_at(tenth / 10) for tenth in range(101)]
+    assert [rates[i] for i in (0, 5, 10, 55, 100)] == pytest.approx([0.02, 1, 2, 1, 0])
+    assert rates[10:] == sorted(rates[10:], reverse=True)
 
 
 def test_a_recipe_is_what_was_measured_together():

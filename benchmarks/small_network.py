@@ -1,0 +1,164 @@
+"""plain-front and its controls on a small network: a minute a run on a CPU core.
+
+    python benchmarks/small_network.py DATA rows.jsonl --seeds 1,2,3,4   # goes on where it stopped
+    python benchmarks/small_network.py DATA rows.jsonl --table
+
+192-128-128-10 with batch norm on CIFAR-10 (DATA/cifar-10-batches-py) at 8 x 8 pixels, 16 virtual
+workers x batch 32, 4,000 steps, learning rate warmed up over a tenth of them, then a cosine.
+"""
+
+import argparse
+import json
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gradwire import VirtualCluster
+from gradwire.data.cifar10 import load_cifar10
+from gradwire.recipes import RECIPES
+from gradwire.train.rates import cosine
+
+WORKERS, BATCH, STEPS = 16, 32, 4000
+LR, MOMENTUM, DECAY = 0.4, 0.9, 1e-4
+WIDTHS = (192, 128, 128, 10)
+FRONT = RECIPES["plain-front"]
+
+
+@dataclass(frozen=True)
+class Way:
+    """Fields of gradwire's, and SGD's numbers; rate and decay as multiples of dense's."""
+
+    fields: dict[str, Any] = field(default_factory=lambda: {"method": "dense"})
+    rate: float = 1.0
+    decay: float = 1.0
+    momentum: float = MOMENTUM
+    follow: bool = False
+
+
+PLAIN: dict[str, Any] = {"rate": FRONT.lr(MOMENTUM), "decay": FRONT.decay, "momentum": 0.0}
+WAYS = {
+    "dense": Way(),
+    "dense-more": Way(rate=FRONT.far, decay=FRONT.decay),
+    "dense-plain": Way(**PLAIN),
+    "plain-front": Way({"recipe": "plain-front", "warmup_steps": STEPS // 10}, **PLAIN),
+    "plain-follow": Way({"density": 0.002}, follow=True, **PLAIN),
+}
+
+
+def images(folder: Path) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Training and test images, flat, each channel of mean 0 and variance 1, with labels."""
+    data = load_cifar10(folder)
+    pixels = torch.cat([data.train, data.test]).float() / 255
+    pixels = F.avg_pool2d(pixels, 4)
+    over = (0, 2, 3)
+    pixels = (pixels - pixels.mean(over, keepdim=True)) / pixels.std(over, keepdim=True)
+    train, test = pixels.flatten(1).split([len(data.train), len(data.test)])
+    return (train, data.train_labels), (test, data.test_labels)
+
+
+def weights() -> list[Tensor]:
+    """Of each layer the matrix, then scale and shift, the last one's a bias alone."""
+    made = []
+    for inputs, outputs in pairwise(WIDTHS):
+        made += [torch.randn(inputs, outputs) * (2 / inputs) ** 0.5, torch.ones(outputs)]
+        made.append(torch.zeros(outputs))
+    del made[-2]
+    return made
+
+
+def forward(layers: list[Tensor], x: Tensor) -> Tensor:
+    """Logits [worker, example, class]; every layer and x have a worker in front."""
+    for matrix, scale, shift in (layers[:3], layers[3:6]):
+        x = torch.bmm(x, matrix)
+        x = (x - x.mean(1, True)) * torch.rsqrt(x.var(1, correction=0, keepdim=True) + 1e-5)
+        x = torch.relu(x * scale[:, None] + shift[:, None])
+    return torch.baddbmm(layers[7][:, None], x, layers[6])
+
+
+def run(way: Way, seed: int, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> dict:
+    """Trains; the mean loss of the last 97 steps, accuracy in per cent, entries in per cent."""
+    torch.manual_seed(seed)
+    start = weights()
+    shapes, sizes = [w.shape for w in start], [w.numel() for w in start]
+    flat = torch.cat([w.flatten() for w in start])
+    views = [v.view(s) for v, s in zip(flat.split(sizes), shapes, strict=True)]
+    leaves = [v.expand(WORKERS, *v.shape).requires_grad_() for v in views]
+    sgd = torch.optim.SGD([flat], LR, way.momentum, weight_decay=way.decay * DECAY)
+    cluster = VirtualCluster(WORKERS, **way.fields)
+    order, losses, sent = torch.Generator().manual_seed(seed + 1000), [], 0.0
+    batches: list[Tensor] = []
+    for step in range(STEPS):
+        if not batches:
+            drawn = torch.randperm(len(train[0]), generator=order).split(WORKERS * BATCH)
+            batches = [batch for batch in drawn if len(batch) == WORKERS * BATCH]
+        x, y = (part[batches[0]] for part in train)
+        del batches[0]
+        loss = F.cross_entropy(forward(leaves, x.view(WORKERS, BATCH, -1)).flatten(0, 1), y)
+        parts = torch.autograd.grad(loss * WORKERS, leaves)
+        gradients = torch.cat([g.flatten(1) for g in parts], 1)
+        lr = way.rate * LR * cosine(step / STEPS)
+        sgd.param_groups[0]["lr"] = lr
+        if way.follow:
+            cluster.follow_lr(lr)
+        flat.grad = cluster.average(list(gradients))
+        sgd.step()
+        losses.append(float(loss.detach()))
+        sent += 1.0 if cluster.config.method == "dense" else cluster.config.schedule.at(step)
+    with torch.no_grad():
+        guess = forward([v[None] for v in views], test[0][None])[0].argmax(1)
+    score = 100 * float((guess == test[1]).float().mean())
+    return {"loss": mean(losses[-97:]), "score": score, "entries": 100 * sent / STEPS}
+
+
+def table(rows: list[dict]) -> str:
+    """Means, and differences of equal seeds with their standard deviation, as Markdown."""
+    scores = {name: {r["seed"]: r["score"] for r in rows if r["way"] == name} for name in WAYS}
+    against = ("dense", "dense-more", "dense-plain")
+    lines = [f"| | seeds | test accuracy, % | {' | '.join(against)} | training loss | entries |"]
+    lines.append("| --- |" + " --: |" * (len(against) + 4))
+    for name, own in scores.items():
+        cells = [name, str(len(own)), f"{mean(own.values()):.2f}"]
+        for other in against:
+            pairs = [own[seed] - scores[other][seed] for seed in own if seed in scores[other]]
+            told = other != name and len(pairs) > 1
+            cells.append(f"{mean(pairs):+.2f} +- {stdev(pairs):.2f}" if told else "")
+        mine = [r for r in rows if r["way"] == name]
+        cells += [f"{mean(r['loss'] for r in mine):.3f}", f"{mine[0]['entries']:.3g} %"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """What the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("data", type=Path, help="folder of cifar-10-batches-py")
+    parser.add_argument("rows", type=Path, help="a line a run is appended here")
+    parser.add_argument("--seeds", default="1,2,3,4,5,6,7,8", help="with commas between")
+    parser.add_argument("--table", action="store_true", help="show what was measured")
+    given = parser.parse_args()
+    text = given.rows.read_text() if given.rows.is_file() else ""
+    rows = [json.loads(line) for line in text.splitlines()]
+    if not given.table:
+        torch.set_num_threads(1)
+        train, test = images(given.data)
+        done = {(row["way"], row["seed"]) for row in rows}
+        todo = [
+            (n, int(s)) for s in given.seeds.split(",") for n in WAYS if (n, int(s)) not in done
+        ]
+        for number, (name, seed) in enumerate(todo, start=1):
+            row = {"way": name, "seed": seed} | run(WAYS[name], seed, train, test)
+            rows.append(row)
+            with given.rows.open("a") as out:
+                out.write(json.dumps(row) + "\n")
+            print(f"{number}/{len(todo)}  {name}, seed {seed}: {row['score']:.2f} %", flush=True)
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""benchmarks/small_network.py, on a few images."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+PATH = Path(__file__).parent.parent / "benchmarks" / "small_network.py"
+
+
+@pytest.fixture
+def small(monkeypatch):
+    spec = importlib.util.spec_from_file_location("small_network", PATH)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "small_network", module)
+    spec.loader.exec_module(module)
+    module.STEPS, module.WORKERS = 100, 2
+    return module
+
+
+def test_ways_are_paired_and_count_their_entries(small):
+    torch.manual_seed(0)
+    x, y = torch.randn(128, 192), torch.randint(0, 10, (128,))
+    rows = [
+        {"way": name, "seed": seed} | small.run(way, seed, (x, y), (x, y))
+        for seed in (1, 2)
+        for name, way in small.WAYS.items()
+    ]
+    found = {(row["way"], row["seed"]): row for row in rows}
+    assert found["dense", 1] != found["dense", 2]
+    assert found["dense-more", 1]["loss"] != found["dense", 1]["loss"]
+    assert found["dense-plain", 1]["score"] > 90
+    assert found["dense-plain", 1]["entries"] == 100
+    assert found["plain-follow", 1]["entries"] == pytest.approx(0.2)
+    lines = small.table(rows).splitlines()
+    first = found["dense-more", 1]["score"] - found["dense", 1]["score"]
+    second = found["dense-more", 2]["score"] - found["dense", 2]["score"]
+    assert f"{(first + second) / 2:+.2f} +- " in lines[3]
+    assert len(lines) == 2 + len(small.WAYS)
