@@ -202,7 +202,7 @@ def configure(config: Config | None, fields: Mapping[str, Any]) -> Config:
         raise ConfigError(f"config must be a gradwire.Config, got {type(base).__name__}")
     if "recipe" in fields:
         recipe = recipe_of(fields["recipe"])
-        if not fields.get("warmup_steps", base.warmup_steps):
+        if fields.get("warmup", True) and not fields.get("warmup_steps", base.warmup_steps):
             raise ConfigError(
                 f"recipe {fields['recipe']!r} needs warmup_steps, the steps at each density of its "
                 f"warm-up: {recipe.when}"

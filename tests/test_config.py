@@ -117,6 +117,7 @@ def test_plain_front_sends_two_in_a_thousand_in_all():
     config = configure(None, {"recipe": "plain-front", "warmup_steps": 100})
     assert 0.00199 < sum(config.schedule.at(step) for step in range(1000)) / 1000 <= 0.002
     assert (config.method, config.exchange, config.momentum) == ("topk", "allgather", 0)
+    assert configure(None, {"recipe": "plain-front", "warmup": ()}).schedule.at(0) == 0.00155
     kept = configure(Config(warmup_steps=7), {"recipe": "plain-front"})
     assert (kept.warmup, kept.warmup_steps) == ((0.006,), 7)
 
