@@ -1,4 +1,4 @@
-"""plain-front and its controls on a small network: a minute a run on a CPU core.
+"""plain-front and its controls on a small network: two minutes a run on a CPU core.
 
     python benchmarks/small_network.py DATA rows.jsonl --seeds 1,2,3,4   # goes on where it stopped
     python benchmarks/small_network.py DATA rows.jsonl --table
