@@ -10,7 +10,7 @@ from gradwire import models
 from gradwire.report.chart import GREY, MORE, Chart, Line
 from gradwire.report.curves import COLOURS
 from gradwire.report.outcome import size
-from gradwire.study.crew import Crew
+from gradwire.study.crew import Crew, examples
 from gradwire.study.study import (
     Cell,
     Page,
@@ -50,6 +50,9 @@ RUNS: dict[str, dict[str, Any]] = {
     "lstm-an4": {"epochs": 40},
 }
 """The learning rate is warmed up over a tenth of the run, then falls like a cosine."""
+
+ABREAST = ("resnet20",)
+"""Small networks of convolutions: on CUDA the passes of their workers are one batch."""
 
 SMALL: dict[str, dict[str, Any]] = {"fnn3": {"epochs": 4, "batch": 16, "lr": 0.1}}
 SEEDS, SMALL_SEEDS = 3, 2
@@ -95,7 +98,7 @@ def measure(settings: Settings, cell: Cell) -> list[Row]:
     given |= WANTED[cell["recipe"]] | {"workers": WORKERS, "density": DENSITY}
     options = resolve(given | {"data_dir": settings.data_dir, "device": settings.device})
     with repeatable(settings):
-        crew = Crew.of(options)
+        crew = Crew(options, examples(options), abreast=model in ABREAST)
         total = options.epochs * crew.epoch_steps
         run = Unfinished(settings, cell)
         rows = run.begin(crew)
@@ -104,7 +107,8 @@ def measure(settings: Settings, cell: Cell) -> list[Row]:
             loss = torch.stack([crew.step(lr) for lr in rates]).mean()
             row = {"task": models.spec(model).task, "epoch": epoch, "loss": float(loss)}
             row |= {"score": crew.score(), "bytes": crew.bytes_sent, "d": crew.entries}
-            rows.append(cell | row | {"residual_bytes": crew.residual_bytes})
+            row |= {"residual_bytes": crew.residual_bytes, "activations": crew.activations}
+            rows.append(cell | row)
             run.keep(crew, rows, options.epochs)
     return rows
 
@@ -198,7 +202,11 @@ def _table(model: str, runs: Runs) -> Table:
     note += (
         f"{WORKERS} residuals take {size(some['residual_bytes'])}. Pairs share seed and order of "
     )
-    note += "examples. The paper: 120 epochs of CIFAR-10, VGG-16 and ResNet-20."
+    kinds = {
+        run[-1].get("activations", "fp32") for seeds in runs.values() for run in seeds.values()
+    }
+    note += f"examples. Activations: {listed(sorted(kinds))}. "
+    note += "The paper: 120 epochs of CIFAR-10, VGG-16 and ResNet-20."
     return Table(f"{model} after {some['epochs']} epochs", columns, body, note)
 
 

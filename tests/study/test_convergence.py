@@ -77,7 +77,34 @@ def test_a_run_gives_a_row_an_epoch(monkeypatch):
     assert [row["epoch"] for row in found] == [1, 2]
     assert found[0]["bytes"] * 2 == found[1]["bytes"] > 0
     assert found[0]["residual_bytes"] == 16 * 4 * 199_210
+    assert found[0]["activations"] == "fp32"
     assert found == convergence.measure(SMALL, cell)
+
+
+def test_only_a_network_that_can_has_its_workers_in_one_batch(monkeypatch):
+    class Asked(Exception):
+        pass
+
+    def crew(options, data, abreast):
+        raise Asked(options.model, abreast)
+
+    monkeypatch.setattr(convergence, "Crew", crew)
+    monkeypatch.setattr(convergence, "examples", lambda options: None)
+    asked = {}
+    for model in convergence.RUNS:
+        cell = {"model": model, "recipe": "dense", "seed": 0, "epochs": 1}
+        with pytest.raises(Asked) as given:
+            convergence.measure(Settings(data_dir="data"), cell)
+        asked |= dict([given.value.args])
+    assert [model for model, abreast in asked.items() if abreast] == ["resnet20"]
+    assert set(asked) == set(convergence.RUNS)
+
+
+def test_the_page_says_which_activations():
+    old = rows("dense", 0, [0.9])
+    new = [row | {"activations": "bf16"} for row in rows("dense", 1, [0.9])]
+    assert "Activations: fp32. " in convergence.page(old).tables[0].note
+    assert "Activations: bf16 and fp32. " in convergence.page(old + new).tables[0].note
 
 
 def test_only_what_this_version_has_is_asked_for():
