@@ -182,11 +182,12 @@ def _colour(name: str) -> str:
 
 def _table(model: str, runs: Runs) -> Table:
     task = TASKS[models.spec(model).task]
-    body = []
+    body, count = [], max(map(len, runs.values()))
     for name, seeds in runs.items():
         last = [rows[-1] for rows in seeds.values()]
         scores, gaps = [row["score"] for row in last], _gaps(runs, name)
         spread = f"{min(map(task.words, scores))} to {max(map(task.words, scores))}"
+        spread += f", {len(seeds)} of them" if len(seeds) < count else ""
         paired = words(mean(gaps), task) if gaps and name != "dense" else ""
         if len(gaps) > 1 and name != "dense":
             paired += f" +- {words(stdev(gaps), task).lstrip('+')}"
@@ -197,7 +198,6 @@ def _table(model: str, runs: Runs) -> Table:
         body[-1] += [size(sent), share]
     some = next(iter(next(iter(runs.values())).values()))[-1]
     columns = ["", task.measure, "seeds", "against dense", "paper, against dense", "bytes", ""]
-    count = len(next(iter(runs.values())))
     note = f"{count} seed{'s' * (count != 1)}, {some['epochs']} epochs, d = {some['d']:,}; all "
     note += (
         f"{WORKERS} residuals take {size(some['residual_bytes'])}. Pairs share seed and order of "

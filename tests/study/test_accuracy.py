@@ -65,6 +65,22 @@ def test_the_table_pairs_the_seeds():
     assert body["a"][5:] == ["0.2 %", "3 %", "6 B"]
 
 
+def test_a_dense_run_with_more_rate_and_decay_stands_beside_dense():
+    tuned = [row for seed in (0, 1) for row in rows("dense-more", seed, [0.5, 0.905], 1.0, 100)]
+    found = page(pairs("a", [-0.2, -0.4]) + tuned)
+    assert "Against dense-more a ends at -0.20 +- 0.14, at most 0.83 lost." in found.says
+    columns = found.tables[0].columns
+    body = {row[0]: dict(zip(columns, row, strict=True)) for row in found.tables[0].rows}
+    assert [body[name]["against dense-more"] for name in ("dense", "dense-more", "a")] == [
+        "-0.50 +- 0.00",
+        "",
+        "-0.20 +- 0.14",
+    ]
+    alone = page(pairs("a", [0.1]))
+    assert "dense-more" not in alone.says
+    assert "against dense-more" not in alone.tables[0].columns
+
+
 def test_rows_may_come_in_any_order():
     found = pairs("a", [0.1, 0.3, 0.2])
     assert page(found) == page(sorted(found, key=lambda r: (r["recipe"] == "dense", -r["epoch"])))

@@ -138,6 +138,10 @@ def test_a_seed_that_dense_does_not_have_yet_makes_no_pair():
     done = rows("dense", 0, [0.5]) + rows("topk/allgather", 0, [0.4])
     page = convergence.page(done + rows("topk/allgather", 1, [0.9]))
     assert "topk/allgather (-10.0 points) comes closest" in page.says
+    seeds = {row[0]: row[2] for row in page.tables[0].rows}
+    assert seeds["dense"] == "50.0 % to 50.0 %, 1 of them"
+    assert seeds["topk/allgather"] == "40.0 % to 90.0 %"
+    assert page.tables[0].note.startswith("2 seeds, ")
 
 
 def test_a_small_study_has_one_sketch_and_a_whole_one_both():
