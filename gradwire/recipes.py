@@ -54,8 +54,8 @@ RECIPES: dict[str, Recipe] = {
     ),
 }
 """dgc: Lin et al. (2018), with exact top-k where they sample; SGD's weight decay is then that of
-before divided by 1 - momentum. plain-front: ours, with the accuracy of dense where there is batch
-norm (benchmarks/results/accuracy_202611.md). 10 and 15 are for a momentum of 0.9."""
+before divided by 1 - momentum. plain-front: ours, for networks with batch norm; what it keeps of
+dense accuracy is in benchmarks/results/accuracy_202611.md. 10 and 15 are for a momentum of 0.9."""
 
 
 def recipe_of(name: Any) -> Recipe:

@@ -46,6 +46,7 @@ def _topk(percent: float, **more: Any) -> dict[str, Any]:
     return {"method": "topk/allgather", "density": percent / 100, **more}
 
 
+EARLY = (0.1, 0.006)
 MOMENTUM: dict[str, Any] = {"momentum_correction": True}
 PLAIN: dict[str, Any] = {"momentum": 0.0, "weight_decay": 1.5e-4}
 """Without momentum ten times the learning rate go as far as with 0.9."""
@@ -60,11 +61,24 @@ def _coded(method: str, percent: float, values: str, indices: str = "packed") ->
     return {"method": method, "density": percent / 100, "values": values, "indices": indices}
 
 
+GRID = ((1.5, 3.0), (2.0, 2.0), (2.0, 4.0), (3.0, 3.0))
+"""Learning rate and weight decay as multiples of dense's: `dense-2-4`, `plain-front-2-4`."""
+
+
+def _grid(name: str, options: dict[str, Any], like: Recipe) -> dict[str, Recipe]:
+    return {
+        f"{name}-{rate:g}-{decay:g}": replace(
+            like, options=options | {"weight_decay": decay * 1e-4}, lr=rate * like.lr
+        )
+        for rate, decay in GRID
+    }
+
+
 RECIPES: dict[str, Recipe] = {
     "dense": Recipe({"method": "dense"}),
     "dense-more": Recipe({"method": "dense", "weight_decay": 1.5e-4}, 1.5),
     "dense-plain": Recipe({"method": "dense"} | PLAIN, 15.0),
-    "plain-front": Recipe(_topk(0.155, **PLAIN), 15.0, early=(0.1, 0.006)),
+    "plain-front": Recipe(_topk(0.155, **PLAIN), 15.0, early=EARLY),
     "plain-front-half": Recipe(_topk(0.0775, **PLAIN), 15.0, early=(0.1, 0.003)),
     "plain-front-quarter": Recipe(_topk(0.03875, **PLAIN), 15.0, early=(0.1, 0.0015)),
     "plain-follow": Recipe(_topk(0.2, follow_lr=True, **PLAIN), 15.0),
@@ -75,8 +89,11 @@ RECIPES: dict[str, Recipe] = {
     "union-0.2": Recipe(_union(0.2)),
     "momentum-0.2": Recipe(_topk(0.2, **MOMENTUM)),
     "momentum-carried": Recipe(_topk(0.2, masking=False, **MOMENTUM)),
-    "topk-front": Recipe(_topk(0.155), early=(0.1, 0.006)),
-    "momentum-front": Recipe(_topk(0.155, **MOMENTUM), early=(0.1, 0.006)),
+    "topk-front": Recipe(_topk(0.155), early=EARLY),
+    "momentum-front": Recipe(_topk(0.155, **MOMENTUM), early=EARLY),
+    "momentum-front-1.5-1.5": Recipe(
+        _topk(0.155, weight_decay=1.5e-4, **MOMENTUM), 1.5, early=EARLY
+    ),
     "momentum-front-more": Recipe(_topk(0.111, **MOMENTUM), early=(0.1, 0.01)),
     "momentum-twice": Recipe(_topk(0.073, **MOMENTUM), early=(0.05, 0.006), times=2),
     "union-momentum-front": Recipe(_union(0.1, **MOMENTUM), early=(0.1, 0.004)),
@@ -97,6 +114,8 @@ RECIPES: dict[str, Recipe] = {
     "bytes-sign-4": Recipe(_coded("topk/allgather", 7.4, "sign", "auto"), 0.5, 4, flush=True),
     "bytes-sign-8": Recipe(_coded("topk/allgather", 18.5, "sign", "auto"), 0.5, 8, flush=True),
     "bytes-all-16": Recipe({"method": "dense/dense-bf16"}, 0.5, 16, flush=True),
+    **_grid("dense", {"method": "dense"}, Recipe()),
+    **_grid("plain-front", _topk(0.155, momentum=0.0), Recipe(lr=10.0, early=EARLY)),
 }
 """Of the union every worker sends values where any worker chose: it takes 1.5 times the bytes of an
 all-gather, so 0.13 % of it are the bytes of 0.2 %. bytes-...: more entries in the bytes that 0.2 %

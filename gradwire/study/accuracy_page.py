@@ -11,9 +11,6 @@ from gradwire.study.study import Page, Row, Table, listed
 MOST, LOSS, LIMIT, PAIRS = 0.2, 0.1, 0.3, 8
 """The target: per cent of the entries, points lost on average and at the upper limit, seeds."""
 
-TUNED = "dense-more"
-"""Dense with a recipe's higher learning rate and decay: what these gain is not the recipe's."""
-
 STUDENT = (
     6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771,
     1.761, 1.753,
@@ -48,6 +45,15 @@ def losses(runs: Runs, name: str, against: str = "dense") -> list[float]:
     return [
         100 * (other[seed][-1]["score"] - own[seed][-1]["score"]) for seed in own if seed in other
     ]
+
+
+def tuned(runs: Runs) -> str:
+    """The best of dense with another learning rate and decay, as recipes have them; "" without.
+
+    What these gain is not a recipe's.
+    """
+    others = [name for name in runs if name.startswith("dense-")]
+    return max(others, key=lambda n: mean(r["score"] for r in _last(runs, n)), default="")
 
 
 def upper(lost: Sequence[float]) -> float:
@@ -88,10 +94,10 @@ def _says(epochs: int, runs: Runs) -> str:
         f"({-mean(few[best]):+.2f} points). The target, less than {LOSS:g} points lost on average "
         f"and {LIMIT:g} at the upper limit over {PAIRS} seeds, is reached by {listed(good)}."
     )
-    tuned = losses(runs, best, TUNED)
-    if tuned:
-        says += f" Against {TUNED} {best} ends at {_points(tuned)}"
-        says += f", at most {upper(tuned):.2f} lost." if len(tuned) > 1 else "."
+    other = tuned(runs)
+    if lost := losses(runs, best, other):
+        says += f" Against {other} {best} ends at {_points(lost)}"
+        says += f", at most {upper(lost):.2f} lost." if len(lost) > 1 else "."
     return says
 
 
@@ -102,7 +108,7 @@ def _points(lost: Sequence[float]) -> str:
 
 
 def _table(model: str, epochs: int, runs: Runs) -> Table:
-    body = []
+    body, other = [], tuned(runs)
     for name in runs:
         last, lost = _last(runs, name), losses(runs, name) if name != "dense" else []
         scores = [100 * row["score"] for row in last]
@@ -113,12 +119,12 @@ def _table(model: str, epochs: int, runs: Runs) -> Table:
             str(len(last)),
         ]
         line += [_points(lost), f"{upper(lost):.2f}" if len(lost) > 1 else ""]
-        if TUNED in runs:
-            line.append(_points(losses(runs, name, TUNED)) if name != TUNED else "")
+        if other:
+            line.append(_points(losses(runs, name, other)) if name != other else "")
         line += [f"{_entries(runs, name):.3g} %", f"{_bytes(runs, name):.3g} %"]
         body.append([*line, size(mean(row["bytes"] for row in last))])
     columns = ["", "test accuracy, %", "from to", "seeds", "points against dense"]
-    columns += ["most that is lost", *([f"against {TUNED}"] if TUNED in runs else [])]
+    columns += ["most that is lost", *([f"against {other}"] if other else [])]
     columns += ["entries", "bytes of dense", "bytes"]
     some = _last(runs, next(iter(runs)))[0]
     note = (

@@ -66,7 +66,12 @@ def test_the_table_pairs_the_seeds():
 
 
 def test_a_dense_run_with_more_rate_and_decay_stands_beside_dense():
-    tuned = [row for seed in (0, 1) for row in rows("dense-more", seed, [0.5, 0.905], 1.0, 100)]
+    tuned = [
+        row
+        for name, score in (("dense-plain", 0.9), ("dense-more", 0.905), ("dense-2-4", 0.89))
+        for seed in (0, 1)
+        for row in rows(name, seed, [0.5, score], 1.0, 100)
+    ]
     found = page(pairs("a", [-0.2, -0.4]) + tuned)
     assert "Against dense-more a ends at -0.20 +- 0.14, at most 0.83 lost." in found.says
     columns = found.tables[0].columns
@@ -144,6 +149,19 @@ def test_more_entries_early_are_as_many_in_all(monkeypatch, name):
     assert last["entries"] - first["entries"] == 9 * steps * later
     share = accuracy.RECIPES["union-0.13" if "union" in name else "topk-0.2"].options["density"]
     assert last["entries"] == pytest.approx(10 * steps * share * d, rel=0.01)
+
+
+def test_rate_and_decay_are_looked_for_alike():
+    front = accuracy.RECIPES["plain-front"]
+    for rate, decay in [*accuracy.GRID, (1.5, 1.5)]:
+        name = "more" if rate == decay == 1.5 else f"{rate:g}-{decay:g}"
+        dense = accuracy.RECIPES[f"dense-{name}"]
+        other = accuracy.RECIPES["plain-front" if name == "more" else f"plain-front-{name}"]
+        assert (dense.lr, other.lr) == (rate, 10 * rate)
+        assert dense.options["weight_decay"] == pytest.approx(decay * 1e-4)
+        assert other.options | {"weight_decay": 1.5e-4} == front.options
+        assert other.options["weight_decay"] == dense.options["weight_decay"]
+        assert other.early == front.early
 
 
 def test_what_waits_follows_the_learning_rate(monkeypatch):
