@@ -16,7 +16,7 @@ def small(monkeypatch):
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "small_network", module)
     spec.loader.exec_module(module)
-    module.STEPS, module.WORKERS = 100, 2
+    module.STEPS, module.WORKERS = 40, 2
     return module
 
 
