@@ -1,6 +1,7 @@
 """plain-front and its controls on a small network: two minutes a run on a CPU core.
 
     python benchmarks/small_network.py DATA rows.jsonl --seeds 1,2,3,4   # goes on where it stopped
+    python benchmarks/small_network.py DATA rows.jsonl --ways dense-2-2,plain-front-2-2
     python benchmarks/small_network.py DATA rows.jsonl --table
 
 192-128-128-10 with batch norm on CIFAR-10 (DATA/cifar-10-batches-py) at 8 x 8 pixels, 16 virtual
@@ -49,6 +50,12 @@ WAYS = {
     "plain-front": Way({"recipe": "plain-front", "warmup_steps": STEPS // 10}, **PLAIN),
     "plain-follow": Way({"density": 0.002}, follow=True, **PLAIN),
 }
+FEW = ",".join(WAYS)
+for rate, decay in ((2.0, 2.0), (1.5, 3.0), (3.0, 3.0)):
+    name = f"{rate:g}-{decay:g}"
+    WAYS[f"dense-{name}"] = Way(rate=rate, decay=decay)
+    plain = {"rate": rate / (1 - MOMENTUM), "decay": decay, "momentum": 0.0}
+    WAYS[f"plain-front-{name}"] = Way(WAYS["plain-front"].fields, **plain)
 
 
 def images(folder: Path) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -118,14 +125,16 @@ def run(way: Way, seed: int, train: tuple[Tensor, Tensor], test: tuple[Tensor, T
 
 def table(rows: list[dict]) -> str:
     """Means, and differences of equal seeds with their standard deviation, as Markdown."""
-    scores = {name: {r["seed"]: r["score"] for r in rows if r["way"] == name} for name in WAYS}
+    there = [name for name in WAYS if any(r["way"] == name for r in rows)]
+    scores = {name: {r["seed"]: r["score"] for r in rows if r["way"] == name} for name in there}
     against = ("dense", "dense-more", "dense-plain")
     lines = [f"| | seeds | test accuracy, % | {' | '.join(against)} | training loss | entries |"]
     lines.append("| --- |" + " --: |" * (len(against) + 4))
     for name, own in scores.items():
         cells = [name, str(len(own)), f"{mean(own.values()):.2f}"]
         for other in against:
-            pairs = [own[seed] - scores[other][seed] for seed in own if seed in scores[other]]
+            base = scores.get(other, {})
+            pairs = [own[seed] - base[seed] for seed in own if seed in base]
             told = other != name and len(pairs) > 1
             cells.append(f"{mean(pairs):+.2f} +- {stdev(pairs):.2f}" if told else "")
         mine = [r for r in rows if r["way"] == name]
@@ -140,17 +149,19 @@ def main() -> None:
     parser.add_argument("data", type=Path, help="folder of cifar-10-batches-py")
     parser.add_argument("rows", type=Path, help="a line a run is appended here")
     parser.add_argument("--seeds", default="1,2,3,4,5,6,7,8", help="with commas between")
+    parser.add_argument("--ways", default=FEW, help=f"of {', '.join(WAYS)}, with commas between")
     parser.add_argument("--table", action="store_true", help="show what was measured")
     given = parser.parse_args()
+    ways, seeds = given.ways.split(","), [int(seed) for seed in given.seeds.split(",")]
+    if strange := [name for name in ways if name not in WAYS]:
+        parser.error(f"no way {strange[0]!r}: use {', '.join(WAYS)}")
     text = given.rows.read_text() if given.rows.is_file() else ""
     rows = [json.loads(line) for line in text.splitlines()]
     if not given.table:
         torch.set_num_threads(1)
         train, test = images(given.data)
         done = {(row["way"], row["seed"]) for row in rows}
-        todo = [
-            (n, int(s)) for s in given.seeds.split(",") for n in WAYS if (n, int(s)) not in done
-        ]
+        todo = [(n, s) for s in seeds for n in ways if (n, s) not in done]
         for number, (name, seed) in enumerate(todo, start=1):
             row = {"way": name, "seed": seed} | run(WAYS[name], seed, train, test)
             rows.append(row)

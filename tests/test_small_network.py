@@ -23,10 +23,11 @@ def small(monkeypatch):
 def test_ways_are_paired_and_count_their_entries(small):
     torch.manual_seed(0)
     x, y = torch.randn(128, 192), torch.randint(0, 10, (128,))
+    ways = small.FEW.split(",")
     rows = [
-        {"way": name, "seed": seed} | small.run(way, seed, (x, y), (x, y))
+        {"way": name, "seed": seed} | small.run(small.WAYS[name], seed, (x, y), (x, y))
         for seed in (1, 2)
-        for name, way in small.WAYS.items()
+        for name in ways
     ]
     found = {(row["way"], row["seed"]): row for row in rows}
     assert found["dense", 1] != found["dense", 2]
@@ -38,4 +39,14 @@ def test_ways_are_paired_and_count_their_entries(small):
     first = found["dense-more", 1]["score"] - found["dense", 1]["score"]
     second = found["dense-more", 2]["score"] - found["dense", 2]["score"]
     assert f"{(first + second) / 2:+.2f} +- " in lines[3]
-    assert len(lines) == 2 + len(small.WAYS)
+    assert len(lines) == 2 + len(ways)
+
+
+def test_rate_and_decay_are_looked_for_alike(small):
+    dense, front = small.WAYS["dense-2-2"], small.WAYS["plain-front-2-2"]
+    assert front.fields == small.WAYS["plain-front"].fields
+    assert (dense.rate, front.rate) == pytest.approx((2, 20))
+    assert (dense.decay, front.decay, front.momentum) == (2, 2, 0)
+    row = {"seed": 1, "score": 50.0, "loss": 1.0, "entries": 100.0}
+    told = small.table([row | {"way": "dense-2-2", "seed": seed} for seed in (1, 2)])
+    assert told.splitlines()[2:] == ["| dense-2-2 | 2 | 50.00 |  |  |  | 1.000 | 100 % |"]
