@@ -61,8 +61,8 @@ def _coded(method: str, percent: float, values: str, indices: str = "packed") ->
     return {"method": method, "density": percent / 100, "values": values, "indices": indices}
 
 
-GRID = ((1.5, 3.0), (2.0, 2.0), (2.0, 4.0), (3.0, 3.0))
-"""Learning rate and weight decay as multiples of dense's: `dense-2-4`, `plain-front-2-4`."""
+GRID = ((1.0, 3.0), (1.0, 5.0), (1.5, 3.0), (1.5, 5.0), (2.0, 2.0))
+"""Learning rate and weight decay as multiples of dense's: `dense-1.5-3`, `plain-front-1.5-3`."""
 
 
 def _grid(name: str, options: dict[str, Any], like: Recipe) -> dict[str, Recipe]:
