@@ -52,16 +52,20 @@ PLAIN: dict[str, Any] = {"momentum": 0.0, "weight_decay": 1.5e-4}
 """Without momentum ten times the learning rate go as far as with 0.9."""
 
 
+def _coded(method: str, percent: float, values: str, indices: str = "packed") -> dict[str, Any]:
+    return {"method": method, "density": percent / 100, "values": values, "indices": indices}
+
+
+UNION = _coded("topk/union", 0.2, "bf16")
+"""Two thirds of the bytes of as many entries as fp32 and int32 in an all-gather."""
+
+
 def _local(every: int, lr: float, keep: bool = True, share: float = 0.13) -> Recipe:
     """The entries of `share` % a step, in one exchange every `every` steps."""
     return Recipe(_union(share * every), lr, every, keep, flush=True)
 
 
-def _coded(method: str, percent: float, values: str, indices: str = "packed") -> dict[str, Any]:
-    return {"method": method, "density": percent / 100, "values": values, "indices": indices}
-
-
-GRID = ((1.0, 3.0), (1.0, 5.0), (1.5, 3.0), (1.5, 5.0), (2.0, 2.0))
+GRID = ((1.0, 3.0), (1.0, 5.0), (1.5, 3.0), (1.5, 5.0), (2.0, 2.0), (2.0, 4.0))
 """Learning rate and weight decay as multiples of dense's: `dense-1.5-3`, `plain-front-1.5-3`."""
 
 
@@ -81,6 +85,8 @@ RECIPES: dict[str, Recipe] = {
     "plain-front": Recipe(_topk(0.155, **PLAIN), 15.0, early=EARLY),
     "plain-front-half": Recipe(_topk(0.0775, **PLAIN), 15.0, early=(0.1, 0.003)),
     "plain-front-quarter": Recipe(_topk(0.03875, **PLAIN), 15.0, early=(0.1, 0.0015)),
+    "plain-union": Recipe(UNION | PLAIN, 15.0),
+    "plain-union-front": Recipe(UNION | PLAIN | {"density": 0.00155}, 15.0, early=EARLY),
     "plain-follow": Recipe(_topk(0.2, follow_lr=True, **PLAIN), 15.0),
     "plain-follow-10": Recipe(_topk(0.2, follow_lr=True, **PLAIN), 10.0),
     "topk-0.2": Recipe(_topk(0.2)),
@@ -116,6 +122,7 @@ RECIPES: dict[str, Recipe] = {
     "bytes-all-16": Recipe({"method": "dense/dense-bf16"}, 0.5, 16, flush=True),
     **_grid("dense", {"method": "dense"}, Recipe()),
     **_grid("plain-front", _topk(0.155, momentum=0.0), Recipe(lr=10.0, early=EARLY)),
+    **_grid("plain-union", UNION | {"momentum": 0.0}, Recipe(lr=10.0)),
 }
 """Of the union every worker sends values where any worker chose: it takes 1.5 times the bytes of an
 all-gather, so 0.13 % of it are the bytes of 0.2 %. bytes-...: more entries in the bytes that 0.2 %
