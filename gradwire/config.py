@@ -201,13 +201,13 @@ def configure(config: Config | None, fields: Mapping[str, Any]) -> Config:
     if not isinstance(base, Config):
         raise ConfigError(f"config must be a gradwire.Config, got {type(base).__name__}")
     if "recipe" in fields:
-        recipe = recipe_of(fields["recipe"])
-        if fields.get("warmup", True) and not fields.get("warmup_steps", base.warmup_steps):
+        more = recipe_of(fields["recipe"]).beside(fields)
+        if more.get("warmup") and not fields.get("warmup_steps", base.warmup_steps):
             raise ConfigError(
                 f"recipe {fields['recipe']!r} needs warmup_steps, the steps at each density of its "
-                f"warm-up: {recipe.when}"
+                f"warm-up: those of an epoch"
             )
-        fields = {**recipe.fields, **{k: v for k, v in fields.items() if k != "recipe"}}
+        fields = more | {k: v for k, v in fields.items() if k != "recipe"}
     given = {k: v for k, v in fields.items() if k in known}
     extra = {k: v for k, v in fields.items() if k not in known}
     if "method" in given and "exchange" not in given:

@@ -10,6 +10,7 @@ from gradwire.compress import METHODS
 from gradwire.config import Config, configure
 from gradwire.exchange import EXCHANGES
 from gradwire.options import options_of, parse_options
+from gradwire.train.options import resolve
 
 
 def test_defaults_and_names():
@@ -72,8 +73,12 @@ def test_fields_on_top_of_a_config():
         ({"clip": -1.0}, r"clip must be a number of at least 0 \(0 is never\), got -1.0"),
         ({"recipe": "dcg"}, "unknown recipe 'dcg'. Did you mean 'dgc'"),
         ({"recipe": ["dgc"]}, "unknown recipe"),
-        ({"recipe": "dgc"}, "recipe 'dgc' needs warmup_steps, .*: the steps of an epoch"),
-        ({"recipe": "plain-front"}, "needs warmup_steps, .*: 0.1 of the run's steps"),
+        ({"recipe": "dgc"}, "recipe 'dgc' needs warmup_steps, .*: those of an epoch"),
+        ({"recipe": "plain-union", "warmup": (0.1,)}, "warmup needs warmup_steps"),
+        (
+            {"recipe": "plain-union", "method": "topk/allgather", "exchange": "union"},
+            "names exchange 'allgather', exchange='union' another",
+        ),
         ({"warmup": (0.1,)}, "warmup needs warmup_steps"),
         ({"dense_steps": -1}, "dense_steps must be a whole number of at least 0, got -1"),
         ({"watch": -1}, "watch must be a whole number of at least 0, got -1"),
@@ -113,13 +118,29 @@ def test_a_recipe_is_fields_that_others_override():
     assert configure(None, {"recipe": "dgc", "warmup_steps": 5}).density == 0.001
 
 
-def test_plain_front_sends_two_in_a_thousand_in_all():
-    config = configure(None, {"recipe": "plain-front", "warmup_steps": 100})
-    assert 0.00199 < sum(config.schedule.at(step) for step in range(1000)) / 1000 <= 0.002
-    assert (config.method, config.exchange, config.momentum) == ("topk", "allgather", 0)
-    assert configure(None, {"recipe": "plain-front", "warmup": ()}).schedule.at(0) == 0.00155
-    kept = configure(Config(warmup_steps=7), {"recipe": "plain-front"})
-    assert (kept.warmup, kept.warmup_steps) == ((0.006,), 7)
+def test_a_recipe_may_have_an_exchange_and_no_warm_up():
+    config = configure(None, {"recipe": "plain-union"})
+    assert (config.method, config.exchange, config.momentum) == ("topk", "union", 0)
+    assert (config.values, config.indices) == ("bf16", "packed")
+    assert {config.schedule.at(step) for step in range(1000)} == {0.002}
+    assert configure(None, {"recipe": "dgc", "warmup": ()}).schedule.at(0) == 0.001
+    kept = configure(Config(warmup_steps=7), {"recipe": "dgc"})
+    assert (len(kept.warmup), kept.warmup_steps) == (4, 7)
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({"method": "gaussiank"}, ("gaussiank", "union")),
+        ({"method": "topk/allgather"}, ("topk", "allgather")),
+        ({"exchange": "allgather"}, ("topk", "allgather")),
+    ],
+)
+def test_the_exchange_of_a_recipe_gives_way_to_one_that_is_named(given, names):
+    config = configure(None, {"recipe": "plain-union", **given})
+    assert (config.method, config.exchange) == names
+    options = resolve({"recipe": "plain-union", **given})
+    assert (options.method, options.exchange) == names
 
 
 def test_options_from_texts():

@@ -20,7 +20,7 @@ EXAMPLES = """Examples:
 
   gradwire train --model resnet20 --data-dir ~/data --method topk --density 0.001 --lr-drop 80,120
 
-  gradwire train --model resnet20 --data-dir ~/data --recipe plain-front --cosine --compare dense
+  gradwire train --model resnet20 --data-dir ~/data --recipe plain-union --cosine --compare dense
 
   torchrun --nproc-per-node=8 -m gradwire train --model resnet20 --data-dir ~/data --out runs/a
 

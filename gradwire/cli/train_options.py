@@ -156,8 +156,8 @@ Recipe = Annotated[
         panel=HOW,
         help=f"Options that were measured together: {', '.join(RECIPES)}. What is given beside it "
         "wins. --lr, --momentum and --weight-decay stay those of dense, and what the recipe needs "
-        "is made of them: plain-front takes momentum away and goes 1.5 / (1 - momentum) times as "
-        "fast; it wants batch norm and --cosine.",
+        "is made of them: plain-union takes momentum away, goes 1.5 / (1 - momentum) times as "
+        "fast and has 3 times the decay; it wants batch norm and --cosine.",
     ),
 ]
 Method = Annotated[

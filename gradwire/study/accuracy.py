@@ -48,7 +48,7 @@ def _topk(percent: float, **more: Any) -> dict[str, Any]:
 
 EARLY = (0.1, 0.006)
 MOMENTUM: dict[str, Any] = {"momentum_correction": True}
-PLAIN: dict[str, Any] = {"momentum": 0.0, "weight_decay": 1.5e-4}
+PLAIN: dict[str, Any] = {"momentum": 0.0}
 """Without momentum ten times the learning rate go as far as with 0.9."""
 
 
@@ -56,7 +56,7 @@ def _coded(method: str, percent: float, values: str, indices: str = "packed") ->
     return {"method": method, "density": percent / 100, "values": values, "indices": indices}
 
 
-UNION = _coded("topk/union", 0.2, "bf16")
+UNION = _coded("topk/union", 0.2, "bf16") | PLAIN
 """Two thirds of the bytes of as many entries as fp32 and int32 in an all-gather."""
 
 
@@ -65,46 +65,40 @@ def _local(every: int, lr: float, keep: bool = True, share: float = 0.13) -> Rec
     return Recipe(_union(share * every), lr, every, keep, flush=True)
 
 
-GRID = ((1.0, 3.0), (1.0, 5.0), (1.5, 3.0), (1.5, 5.0), (2.0, 2.0), (2.0, 4.0))
-"""Learning rate and weight decay as multiples of dense's: `dense-1.5-3`, `plain-front-1.5-3`."""
+GRID = ((1.0, 3.0), (1.0, 5.0), (1.5, 1.5), (1.5, 3.0), (1.5, 5.0), (2.0, 2.0))
+"""Learning rate and weight decay as multiples of dense's."""
 
 
-def _grid(name: str, options: dict[str, Any], like: Recipe) -> dict[str, Recipe]:
+def _at(name: str, like: Recipe, *points: tuple[float, float]) -> dict[str, Recipe]:
+    """`like` at each of these rates and decays: "dense-1.5-3"."""
     return {
         f"{name}-{rate:g}-{decay:g}": replace(
-            like, options=options | {"weight_decay": decay * 1e-4}, lr=rate * like.lr
+            like, options=like.options | {"weight_decay": decay * 1e-4}, lr=rate * like.lr
         )
-        for rate, decay in GRID
+        for rate, decay in points
     }
 
 
 RECIPES: dict[str, Recipe] = {
     "dense": Recipe({"method": "dense"}),
-    "dense-more": Recipe({"method": "dense", "weight_decay": 1.5e-4}, 1.5),
-    "dense-plain": Recipe({"method": "dense"} | PLAIN, 15.0),
-    "plain-front": Recipe(_topk(0.155, **PLAIN), 15.0, early=EARLY),
-    "plain-front-half": Recipe(_topk(0.0775, **PLAIN), 15.0, early=(0.1, 0.003)),
-    "plain-front-quarter": Recipe(_topk(0.03875, **PLAIN), 15.0, early=(0.1, 0.0015)),
-    "plain-union": Recipe(UNION | PLAIN, 15.0),
-    "plain-union-front": Recipe(UNION | PLAIN | {"density": 0.00155}, 15.0, early=EARLY),
-    "plain-follow": Recipe(_topk(0.2, follow_lr=True, **PLAIN), 15.0),
-    "plain-follow-10": Recipe(_topk(0.2, follow_lr=True, **PLAIN), 10.0),
+    **_at("dense", Recipe({"method": "dense"}), *GRID),
+    **_at("dense-plain", Recipe({"method": "dense"} | PLAIN, 10.0), (1.5, 1.5)),
+    **_at("plain-union", Recipe(UNION, 10.0), *GRID),
+    **_at("plain-union-half", Recipe(UNION | {"density": 0.001}, 10.0), (1.5, 3.0)),
+    **_at("plain-union-quarter", Recipe(UNION | {"density": 5e-4}, 10.0), (1.5, 3.0)),
+    **_at("plain-union-front", Recipe(UNION | {"density": 0.00155}, 10.0, early=EARLY), (1.5, 1.5)),
+    **_at("plain-front", Recipe(_topk(0.155, **PLAIN), 10.0, early=EARLY), *GRID),
+    "plain-follow": Recipe(_topk(0.2, follow_lr=True, weight_decay=1.5e-4, **PLAIN), 15.0),
     "topk-0.2": Recipe(_topk(0.2)),
     "union-0.13": Recipe(_union(0.13)),
     "union-0.13-half": Recipe(_union(0.13), 0.5),
     "union-0.2": Recipe(_union(0.2)),
     "momentum-0.2": Recipe(_topk(0.2, **MOMENTUM)),
-    "momentum-carried": Recipe(_topk(0.2, masking=False, **MOMENTUM)),
-    "topk-front": Recipe(_topk(0.155), early=EARLY),
     "momentum-front": Recipe(_topk(0.155, **MOMENTUM), early=EARLY),
-    "momentum-front-1.5-1.5": Recipe(
-        _topk(0.155, weight_decay=1.5e-4, **MOMENTUM), 1.5, early=EARLY
-    ),
+    **_at("momentum-front", Recipe(_topk(0.155, **MOMENTUM), early=EARLY), (1.5, 1.5)),
     "momentum-front-more": Recipe(_topk(0.111, **MOMENTUM), early=(0.1, 0.01)),
     "momentum-twice": Recipe(_topk(0.073, **MOMENTUM), early=(0.05, 0.006), times=2),
-    "union-momentum-front": Recipe(_union(0.1, **MOMENTUM), early=(0.1, 0.004)),
     "union-front": Recipe(_union(0.05, warmup=(0.006, 0.002), warmup_steps=485)),
-    "union-momentum": Recipe(_union(0.13, masking=False, **MOMENTUM)),
     "weights-2-half": _local(2, 0.5, keep=False),
     "weights-4": _local(4, 1.0, keep=False),
     "weights-4-half": _local(4, 0.5, keep=False),
@@ -120,9 +114,6 @@ RECIPES: dict[str, Recipe] = {
     "bytes-sign-4": Recipe(_coded("topk/allgather", 7.4, "sign", "auto"), 0.5, 4, flush=True),
     "bytes-sign-8": Recipe(_coded("topk/allgather", 18.5, "sign", "auto"), 0.5, 8, flush=True),
     "bytes-all-16": Recipe({"method": "dense/dense-bf16"}, 0.5, 16, flush=True),
-    **_grid("dense", {"method": "dense"}, Recipe()),
-    **_grid("plain-front", _topk(0.155, momentum=0.0), Recipe(lr=10.0, early=EARLY)),
-    **_grid("plain-union", UNION | {"momentum": 0.0}, Recipe(lr=10.0)),
 }
 """Of the union every worker sends values where any worker chose: it takes 1.5 times the bytes of an
 all-gather, so 0.13 % of it are the bytes of 0.2 %. bytes-...: more entries in the bytes that 0.2 %

@@ -57,7 +57,8 @@ class Crew:
 
     Every worker's gradient is of the same weights, so one copy is enough. Batch norm keeps worker
     0's running statistics, as a rank 0 checkpoint does. With one bundle and a rank-ordered
-    exchange the weights are those of real ranks, bit for bit. On CUDA the passes of all workers
+    exchange the weights are those of real ranks, bit for bit (of a union in bf16 another rank keeps
+    what the mean loses, for DDP has the parameters in reverse). On CUDA the passes of all workers
     are one graph, or, where batches differ in shape, as those of speech do, run side by side; there
     dropout draws from torch's generator, elsewhere every worker's is seeded at every step. With
     `abreast` they are one batch there, with activations in bf16.

@@ -99,8 +99,8 @@ class Options:
     def config(self, epoch_steps: int = 1) -> Config:
         """How gradients are compressed and exchanged, for `gradwire.attach`."""
         steps = self.warmup_steps
-        if self.recipe and not steps:
-            steps = self._recipe.warmup_steps(self.epochs, epoch_steps)
+        if self.recipe and self.warmup and not steps:
+            steps = epoch_steps
         return Config(
             method=self.method,
             options=parse_options(self.method_options, self.method, self.exchange),
@@ -248,8 +248,9 @@ def resolve(given: Mapping[str, Any], workers: int | None = None) -> Options:
     usual = {name: getattr(source, name) for name in ("epochs", "batch", "lr", "momentum")}
     usual |= {"workers": workers or gpus or 2, "clip": spec.clip}
     if chosen.get("recipe"):
-        usual |= recipe_of(chosen["recipe"]).fields
-        usual["momentum_correction"] = "momentum" in recipe_of(chosen["recipe"]).fields
+        recipe = recipe_of(chosen["recipe"])
+        usual |= recipe.beside(chosen)
+        usual["momentum_correction"] = "momentum" in recipe.fields
     return Options(**(usual | chosen))
 
 

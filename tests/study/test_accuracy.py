@@ -68,22 +68,32 @@ def test_the_table_pairs_the_seeds():
 def test_a_dense_run_with_more_rate_and_decay_stands_beside_dense():
     tuned = [
         row
-        for name, score in (("dense-plain", 0.9), ("dense-more", 0.905), ("dense-1.5-3", 0.89))
+        for name, score in (("dense-plain", 0.9), ("dense-2-2", 0.905), ("dense-1.5-3", 0.89))
         for seed in (0, 1)
         for row in rows(name, seed, [0.5, score], 1.0, 100)
     ]
+    tuned += rows("dense-lucky", 0, [0.5, 0.99], 1.0, 100)
     found = page(pairs("a", [-0.2, -0.4]) + tuned)
-    assert "Against dense-more a ends at -0.20 +- 0.14, at most 0.83 lost." in found.says
+    assert "Against dense-2-2 a ends at -0.20 +- 0.14, at most 0.83 lost." in found.says
     columns = found.tables[0].columns
     body = {row[0]: dict(zip(columns, row, strict=True)) for row in found.tables[0].rows}
-    assert [body[name]["against dense-more"] for name in ("dense", "dense-more", "a")] == [
-        "-0.50 +- 0.00",
-        "",
-        "-0.20 +- 0.14",
-    ]
+    told = [body[name]["points against dense-2-2"] for name in ("dense", "dense-2-2", "a")]
+    assert told == ["-0.50 +- 0.00", "", "-0.20 +- 0.14"]
+    assert body["a"]["most lost against dense-2-2"] == "0.83"
+    assert body["a"]["points against dense"] == "+0.30 +- 0.14"
     alone = page(pairs("a", [0.1]))
-    assert "dense-more" not in alone.says
-    assert "against dense-more" not in alone.tables[0].columns
+    assert "dense-2-2" not in alone.says
+    assert "points against dense-2-2" not in alone.tables[0].columns
+
+
+def test_tuned_dense_alone_is_what_recipes_are_compared_with():
+    found = [row for row in pairs("a", [0.0, 0.1] * 4) if row["recipe"] == "a"]
+    found += [r for seed in range(8) for r in rows("dense-2-2", seed, [0.5, 0.9], 1.0, 100)]
+    told = page(found)
+    assert "a comes closest to dense-2-2 (-0.05 points)" in told.says
+    assert "is reached by a." in told.says
+    assert "points against dense" not in told.tables[0].columns
+    assert "points against dense-2-2" in told.tables[0].columns
 
 
 def test_rows_may_come_in_any_order():
@@ -137,7 +147,7 @@ def test_a_run_counts_its_entries_and_repeats(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", ["topk-front", "plain-front", "momentum-front-more", "union-momentum-front"]
+    "name", ["plain-front-1.5-1.5", "momentum-front-more", "plain-union-front-1.5-1.5"]
 )
 def test_more_entries_early_are_as_many_in_all(monkeypatch, name):
     monkeypatch.setattr(accuracy, "WORKERS", 2)
@@ -147,21 +157,20 @@ def test_more_entries_early_are_as_many_in_all(monkeypatch, name):
     assert first["entries"] == steps * entries(recipe.early[1], d)
     later = entries(recipe.options["density"], d)
     assert last["entries"] - first["entries"] == 9 * steps * later
-    share = accuracy.RECIPES["union-0.13" if "union" in name else "topk-0.2"].options["density"]
-    assert last["entries"] == pytest.approx(10 * steps * share * d, rel=0.01)
+    assert last["entries"] == pytest.approx(10 * steps * 0.002 * d, rel=0.01)
 
 
 def test_rate_and_decay_are_looked_for_alike():
-    front = accuracy.RECIPES["plain-front"]
-    for rate, decay in [*accuracy.GRID, (1.5, 1.5)]:
-        name = "more" if rate == decay == 1.5 else f"{rate:g}-{decay:g}"
-        dense = accuracy.RECIPES[f"dense-{name}"]
-        other = accuracy.RECIPES["plain-front" if name == "more" else f"plain-front-{name}"]
-        assert (dense.lr, other.lr) == (rate, 10 * rate)
-        assert dense.options["weight_decay"] == pytest.approx(decay * 1e-4)
-        assert other.options | {"weight_decay": 1.5e-4} == front.options
-        assert other.options["weight_decay"] == dense.options["weight_decay"]
-        assert other.early == front.early
+    for rate, decay in accuracy.GRID:
+        names = [f"{name}-{rate:g}-{decay:g}" for name in ("dense", "plain-union", "plain-front")]
+        dense, *plain = (accuracy.RECIPES[name] for name in names)
+        assert dense.options == {"method": "dense", "weight_decay": pytest.approx(decay * 1e-4)}
+        assert dense.lr == rate
+        for recipe in plain:
+            assert recipe.lr == 10 * rate
+            assert recipe.options["weight_decay"] == dense.options["weight_decay"]
+            assert recipe.options["momentum"] == 0
+    assert accuracy.RECIPES["plain-front-1-3"].early == accuracy.EARLY
 
 
 def test_what_waits_follows_the_learning_rate(monkeypatch):
@@ -188,17 +197,29 @@ def test_twice_as_long_is_within_the_entries_of_dense(monkeypatch):
 
 
 def test_the_named_recipe_is_the_one_that_was_measured():
-    study, named = accuracy.RECIPES["plain-front"], RECIPES["plain-front"]
-    assert study.options["density"] == pytest.approx(named.fields["density"])
-    assert study.early == (named.early, *named.fields["warmup"])
+    study, named = accuracy.RECIPES["plain-union-1.5-3"], RECIPES["plain-union"]
+    fields, dense = dict(named.fields), accuracy.FULL
+    method = f"{fields.pop('method')}/{fields.pop('exchange')}"
+    decay = pytest.approx(named.decay * dense["weight_decay"])
+    assert study.options == fields | {"method": method, "momentum": 0.0, "weight_decay": decay}
     assert study.lr == pytest.approx(named.lr(0.9))
-    decay = study.options["weight_decay"] / accuracy.FULL["weight_decay"]
-    assert (study.options["momentum"], decay) == (0, pytest.approx(named.decay))
-    assert study.options["method"] == f"{named.fields['method']}/allgather"
+    given = {"recipe": "plain-union", "momentum": 0.9, "workers": 16}
+    trained = resolve(dense | given)
+    assert trained.lr_at(0) == pytest.approx(study.lr * dense["lr"])
+    assert trained.config().asdict() == resolve(dense | study.options).config().asdict()
+
+
+def test_the_union_takes_fewer_bytes_than_as_many_entries_in_an_all_gather():
+    size, k = 269_722, entries(0.002, 269_722)
+    union = EXCHANGES["union"].bytes(16, size, k, Encoding("bf16", "packed"))
+    gathered = EXCHANGES["allgather"].bytes(16, size, k, Encoding("fp32", "int32"))
+    assert 0.6 < union / gathered < 0.7
+    assert union / (2 * 15 / 16 * 4 * size) == pytest.approx(0.0217, abs=1e-4)
 
 
 @pytest.mark.parametrize(
-    "name", ["topk-0.2", "momentum-front", "momentum-front-more", "plain-front"]
+    "name",
+    ["topk-0.2", "momentum-front", "momentum-front-more", "plain-front-1.5-3", "plain-union-1.5-3"],
 )
 def test_recipes_of_two_in_a_thousand_are_within_them(name):
     recipe, size = accuracy.RECIPES[name], 269_722

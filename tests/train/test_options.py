@@ -57,10 +57,10 @@ def test_a_method_may_name_its_exchange():
         ({"weight_decay": -0.1}, "weight_decay must be at least 0"),
         ({"lr_drop": (4, 2)}, "lr_drop must be rising epochs"),
         ({"lr_drop": (4,), "cosine": True}, "one schedule: lr_drop or cosine"),
-        ({"recipe": "plain"}, "unknown recipe 'plain'. Did you mean 'plain-front'"),
-        ({"recipe": "plain-front", "optimizer": "adamw"}, "'plain-front' is for optimizer sgd"),
-        ({"recipe": "plain-front", "nesterov": True}, "'plain-front' has no momentum: leave"),
-        ({"recipe": "plain-front", "momentum_correction": True}, "has no momentum: leave"),
+        ({"recipe": "plain"}, "unknown recipe 'plain'. Did you mean 'plain-union'"),
+        ({"recipe": "plain-union", "optimizer": "adamw"}, "'plain-union' is for optimizer sgd"),
+        ({"recipe": "plain-union", "nesterov": True}, "'plain-union' has no momentum: leave"),
+        ({"recipe": "plain-union", "momentum_correction": True}, "has no momentum: leave"),
         ({"device": "tpu"}, "unknown device 'tpu'"),
         ({"compare": ("dens",)}, "Did you mean 'dense'"),
     ],
@@ -81,9 +81,9 @@ def test_what_cannot_work_is_refused_by_name(given, words):
         ),
         ({"recipe": "dgc"}, "SGD", {"lr": 0.5, "momentum": 0, "weight_decay": 1.0}),
         (
-            {"recipe": "plain-front", "momentum": 0.75},
+            {"recipe": "plain-union", "momentum": 0.75},
             "SGD",
-            {"lr": 3.0, "momentum": 0, "weight_decay": 0.15},
+            {"lr": 3.0, "momentum": 0, "weight_decay": 0.3},
         ),
         ({"optimizer": "adamw", "beta2": 0.9}, "AdamW", {"betas": (0.9, 0.9), "eps": 1e-8}),
         ({"model": "gpt-nano", "eps": 1e-4}, "AdamW", {"betas": (0.9, 0.99), "eps": 1e-4}),
@@ -182,26 +182,26 @@ def test_the_learning_rate_is_warmed_up_and_falls_like_a_cosine():
 
 
 def test_a_recipe_is_what_was_measured_together():
-    given = {"recipe": "plain-front", "lr": 0.4, "epochs": 60, "weight_decay": 1e-4}
+    given = {"recipe": "plain-union", "lr": 0.4, "epochs": 60, "weight_decay": 1e-4}
     options = resolve(given)
     assert options.lr_at(0) == pytest.approx(6.0)
-    assert options.title == "topk/allgather at 0.155 %, plain-front"
+    assert options.title == "topk/union at 0.2 %, bf16, packed, plain-union"
     config = options.config(epoch_steps=97)
-    assert (config.density, config.warmup, config.warmup_steps) == (0.00155, (0.006,), 582)
+    assert (config.density, config.warmup, config.warmup_steps) == (0.002, (), 0)
     dgc = resolve({"recipe": "dgc", "epochs": 60}).config(epoch_steps=97)
     assert (dgc.momentum, dgc.density, dgc.warmup_steps) == (0.9, 0.001, 97)
-    own = resolve(given | {"warmup_steps": 5, "density": 0.1})
+    own = resolve({"recipe": "dgc", "warmup_steps": 5, "density": 0.1})
     assert (own.config(97).warmup_steps, own.density) == (5, 0.1)
 
 
 def test_dense_beside_a_recipe_is_trained_as_dense_is():
     given = {"lr": 0.4, "weight_decay": 1e-4, "cosine": True}
-    dense = resolve(given | {"recipe": "plain-front", "follow_lr": True}).against("dense")
+    dense = resolve(given | {"recipe": "plain-union", "follow_lr": True}).against("dense")
     assert dense.lr_at(3) == resolve(given).lr_at(3)
     made, usual = (o.make_optimizer([torch.zeros(1)]).defaults for o in (dense, resolve(given)))
     assert made == usual
     assert not dense.follow_lr
-    assert dense.config().warmup == ()
+    assert (dense.config().warmup, dense.config().exchange) == ((), "dense")
 
 
 def test_titles_say_what_was_done():

@@ -53,7 +53,7 @@ def test_a_run_in_parts_ends_with_the_same_bits(broken_off):
     "more",
     [
         {"optimizer": "adamw", "lr": 0.002},
-        {"recipe": "plain-front", "lr": 0.002, "cosine": True, "follow_lr": True},
+        {"recipe": "plain-union", "lr": 0.002, "cosine": True, "follow_lr": True},
     ],
 )
 def test_a_run_of_another_kind_in_parts_too(ranks, files, tmp_path, more):
