@@ -58,8 +58,9 @@ def run_study(
     for number, (cell, rows) in enumerate(_measured(study, settings, todo, jobs), start=1):
         words = f"{study.name}  {len(cells) - len(todo) + number}/{len(cells)}  {_words(cell)}"
         if isinstance(rows, MISSING):
+            if str(rows) not in map(str, missing):  # hundreds of cells may lack the same file
+                say(f"{words}  left out: {rows}")
             missing.append(rows)
-            say(f"{words}  left out: {rows}")
             continue
         folder.add(cell, rows)
         forget(settings, cell)

@@ -172,8 +172,10 @@ def test_part_of_a_data_set_is_named_with_its_layout(tmp_path, only, there, word
 
 
 def test_without_any_data_there_is_nothing_but_the_reason(tmp_path):
+    said = []
     with pytest.raises(DataError, match=r"^no train.tsv in data. AN4 is the lists.$"):
-        run(lacking([], (0, 1, 2)), tmp_path)
+        run_study(lacking([], (0, 1, 2)), SMALL, tmp_path, "", said.append)
+    assert len(said) == 1
 
 
 def test_only_some_of_a_study(tmp_path):
