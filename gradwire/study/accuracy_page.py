@@ -30,7 +30,9 @@ def page(rows: Sequence[Row]) -> Page:
         runs.setdefault(row["recipe"], {}).setdefault(row["seed"], []).append(row)
     says = " ".join(_says(epochs, runs) for (_, epochs), runs in found.items())
     tables = [_table(model, epochs, runs) for (model, epochs), runs in found.items()]
-    charts = [_chart(model, epochs, runs) for (model, epochs), runs in found.items()]
+    charts = [
+        chart(model, epochs, runs) for (model, epochs), runs in found.items() for chart in CHARTS
+    ]
     return Page(says, tables, charts)
 
 
@@ -149,7 +151,7 @@ def _table(model: str, epochs: int, runs: Runs) -> Table:
     return Table(f"{model}, {epochs} epochs", columns, body, note)
 
 
-def _chart(model: str, epochs: int, runs: Runs) -> Chart:
+def _on_the_way(model: str, epochs: int, runs: Runs) -> Chart:
     lines = []
     for name, seeds in runs.items():
         steps = [step for step in zip(*seeds.values(), strict=False) if step[0]["bytes"]]
@@ -160,3 +162,17 @@ def _chart(model: str, epochs: int, runs: Runs) -> Chart:
     caption = f"{model}, {epochs} epochs: accuracy against what was sent so far"
     label = "MB sent by all workers"
     return Chart(f"{model}-{epochs}", caption, label, "test accuracy, %", lines, log_x=True)
+
+
+def _at_the_end(model: str, epochs: int, runs: Runs) -> Chart:
+    lines = []
+    for name in runs:
+        ys = [100 * row["score"] for row in _last(runs, name)]
+        xs = [float(f"{_bytes(runs, name):.3g}")] * len(ys)
+        lines.append(Line(name, xs, ys, "points", GREY if name == "dense" else ""))
+    caption = f"{model}, {epochs} epochs: where every seed ends, against all that was sent"
+    label = "bytes, % of an all-reduce at every step"
+    return Chart(f"{model}-{epochs}-ends", caption, label, "test accuracy, %", lines, log_x=True)
+
+
+CHARTS = (_at_the_end, _on_the_way)

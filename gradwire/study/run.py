@@ -53,7 +53,8 @@ def run_study(
     folder.open(settings, command)
     settings = replace(settings, unfinished=str(folder.path / UNFINISHED))
     done = folder.done()
-    todo, missing = [cell for cell in cells if cell not in done], []
+    todo = [cell for cell in cells if cell not in done]
+    missing: list[Missing] = []
     begin = time.perf_counter()
     for number, (cell, rows) in enumerate(_measured(study, settings, todo, jobs), start=1):
         words = f"{study.name}  {len(cells) - len(todo) + number}/{len(cells)}  {_words(cell)}"

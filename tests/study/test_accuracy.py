@@ -96,6 +96,17 @@ def test_tuned_dense_alone_is_what_recipes_are_compared_with():
     assert "points against dense-2-2" in told.tables[0].columns
 
 
+def test_every_seed_ends_somewhere_and_the_mean_goes_there():
+    ends, way = page(pairs("a", [1.0, 3.0])).charts
+    assert [(line.label, line.ys) for line in ends.lines] == [
+        ("dense", pytest.approx([90, 90])),
+        ("a", pytest.approx([89, 87])),
+    ]
+    assert [list(line.xs) for line in ends.lines] == [[100, 100], [3, 3]]
+    assert way.lines[1].ys == pytest.approx([50, 88])
+    assert ends.name != way.name
+
+
 def test_rows_may_come_in_any_order():
     found = pairs("a", [0.1, 0.3, 0.2])
     assert page(found) == page(sorted(found, key=lambda r: (r["recipe"] == "dense", -r["epoch"])))
