@@ -70,8 +70,8 @@ def attach(
     optimisers, give this model's as `optimizer`: the scale alone does not tell which of them was
     passed over. The fields are Config's; `recipe` stands for several (`gradwire methods`).
     The residuals take 4 bytes a parameter (8 for bf16 and fp16 ones), momentum correction 4 more.
-    With `momentum` the optimiser must have none of its own, which attach does not see: momentum
-    would act twice.
+    With `momentum`, and with recipe="plain-union", the optimiser must have none of its own, which
+    attach does not see: momentum would act twice.
 
     method="auto" sends dense for a few steps, measures them and the link, and goes on with what
     `gradwire.plan` recommends, which may be dense; `wire.reason` and the log say why. `density`, or
