@@ -9,7 +9,6 @@ import hashlib
 import io
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,16 +18,20 @@ from torch import Tensor
 
 from gradwire.cluster.gossip import fail_together, gather_words
 from gradwire.cluster.group import uncounted
-from gradwire.errors import ConfigError, ExchangeError, StateError, one_line
+from gradwire.errors import ConfigError, ExchangeError, GradwireError, StateError, one_line
 from gradwire.files import replace
+from gradwire.manifest import (
+    MANIFEST,
+    adopt_identity,
+    note_identity,
+    read_manifest,
+    refuse_other,
+    write_manifest,
+)
 from gradwire.packing import check, check_rank, settle_saved
 
 if TYPE_CHECKING:
     from gradwire.state import State
-
-MANIFEST = "gradwire.json"
-VERSION = 2
-"""Of the folder; the states in it have one of their own. Version 1 did not guard the manifest."""
 
 
 def save(state: "State", folder: str | os.PathLike[str]) -> None:
@@ -46,26 +49,40 @@ def save(state: "State", folder: str | os.PathLike[str]) -> None:
 
         sharded.save(state, path)
         return
-    rank, size = state.group.rank, state.group.size
+    rank = state.group.rank
+    with uncounted(state.group):
+        state.group.agree("save", steps=state.steps)
+    adopt_identity(state, [state.group])
     new = path / f"gradwire-step{state.steps}-rank{rank}.pt.new"
     failure: Exception | None = None
     digest = bytes(32)
+    written: Path | None = None
     try:
+        refuse_other(state, path)
         path.mkdir(parents=True, exist_ok=True)
         digest = replace(new, lambda out: torch.save(state.state_dict(), out))
-        os.replace(new, path / _part(state.steps, rank, digest.hex()))
+        written = path / _part(state.steps, rank, digest.hex())
+        is_new = not written.exists()
+        os.replace(new, written)
+    except ConfigError as error:
+        failure = error
     except Exception as error:  # of whatever kind: the others wait
         failure = _refusal(rank, new, error)
-    digests = _gather_digests(state, digest, failure)
+    try:
+        digests = _gather_digests(state, digest, failure)
+    except GradwireError:
+        # Nobody will read it: a loop that tries again must not fill the disk.
+        if written is not None and is_new:
+            written.unlink(missing_ok=True)
+        raise
     parts = [
         {"file": _part(state.steps, r, digest), "sha256": digest}
         for r, digest in enumerate(digests)
     ]
-    manifest = {"version": VERSION, "world_size": size, "steps": state.steps, "parts": parts}
-    # Every rank writes the same bytes: on several machines each then has a manifest of its own.
-    manifest["sha256"] = _seal(manifest)
     try:
-        replace(path / MANIFEST, lambda out: out.write(json.dumps(manifest, indent=1).encode()))
+        # Every rank writes the same bytes: on several machines each then has a manifest of its own.
+        about = {"world_size": state.group.size, "steps": state.steps, "run": state.identity}
+        write_manifest(path, about | {"parts": parts})
     except Exception as error:
         failure = _refusal(rank, path / MANIFEST, error)
     _gather_digests(state, bytes(32), failure)
@@ -104,12 +121,14 @@ def load(state: "State", folder: str | os.PathLike[str]) -> None:
 
         sharded.load(state, path)
         return
+    with uncounted(state.group):
+        state.group.agree("load")
     manifest: dict[str, Any] = {}
     mine: dict[str, Any] = {}
-    failure = None
+    shared, failure = "", None
     try:
         manifest = read_manifest(path)
-        mine = _read_checked(state, path, manifest)
+        mine, shared = _read_checked(state, path, manifest)
     except StateError as error:
         failure = error
     except OSError as error:
@@ -117,18 +136,27 @@ def load(state: "State", folder: str | os.PathLike[str]) -> None:
     except Exception as error:  # of whatever kind: the others wait
         failure = StateError(f"{path} cannot be read: {one_line(error)}")
         failure.__cause__ = error
-    fail_together(state.group, failure, StateError, state.device)
-    _compare_seals(state, path, manifest["sha256"])
+    fail_together(state.group, failure, StateError)
+    _compare(state, path, [manifest["sha256"], shared])
     if mine:
         state.load_state_dict(mine)
     else:
         _merge(state, path, manifest["parts"])
+    note_identity(state, manifest.get("run", ""))
 
 
-def _read_checked(state: "State", path: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """This rank's part; nothing where the number of ranks differs, then all parts are checked."""
+def _read_checked(
+    state: "State", path: Path, manifest: Mapping[str, Any]
+) -> tuple[dict[str, Any], str]:
+    """This rank's part, and the digest of what it has to have in common with those of others.
+
+    No part where the number of ranks differs; then all parts are checked.
+    """
+    if "parts" not in manifest:
+        raise StateError(f"{path} is of a model that is sharded by fully_shard")
     size = manifest["world_size"]
     numbers = [state.group.rank] if size == state.group.size else range(size)
+    digests: list[str] = []
     for number in numbers:
         part = manifest["parts"][number]
         saved = _read(path, part)
@@ -136,9 +164,24 @@ def _read_checked(state: "State", path: Path, manifest: Mapping[str, Any]) -> di
             check(state, saved)
             if size == state.group.size:
                 check_rank(state, saved)
+            for field in ("run", "steps"):
+                if field in manifest and saved.get(field) != manifest[field]:
+                    raise StateError(
+                        f"its {field} is {saved.get(field)!r:.40}, that of {MANIFEST} "
+                        f"{manifest[field]!r:.40}: it is of another checkpoint"
+                    )
+            digests.append(_in_common(saved))
+            if digests[0] != digests[-1]:
+                raise StateError("its bundles are not those of rank 0's part")
         except StateError as error:
             raise StateError(f"{path / part['file']}: {error}") from error
-    return saved if size == state.group.size else {}
+    return (saved if size == state.group.size else {}), digests[0]
+
+
+def _in_common(saved: Mapping[str, Any]) -> str:
+    """The digest of what every rank's part says alike: the steps, and how the model is cut."""
+    words = json.dumps([saved["steps"], saved["bundles"]])
+    return hashlib.sha256(words.encode()).hexdigest()
 
 
 def _merge(state: "State", path: Path, parts: Sequence[Mapping[str, str]]) -> None:
@@ -157,58 +200,19 @@ def _merge(state: "State", path: Path, parts: Sequence[Mapping[str, str]]) -> No
     state.restore(first)
 
 
-def _compare_seals(state: "State", path: Path, seal: str) -> None:
-    """Raises on every rank unless all have read the same manifest."""
-    seals = gather_words(state.group, seal, state.device)
-    for rank, other in enumerate(seals):
-        if other != seals[0]:
+def _compare(state: "State", path: Path, found: Sequence[str]) -> None:
+    """Raises on every rank unless all have read the same manifest and parts that fit together."""
+    rows = gather_words(state.group, found)
+    for rank, other in enumerate(rows):
+        if other[0] != rows[0][0]:
             raise StateError(
                 f"{path}: rank {rank} holds another checkpoint than rank 0. Copy one to all."
             )
-
-
-def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint folder, checked."""
-    file = path / MANIFEST
-    try:
-        manifest = json.loads(file.read_bytes())
-    except FileNotFoundError:
-        left = "; parts without it are of a save that was broken off" * any(path.glob("*.pt"))
-        raise StateError(f"{path} holds no checkpoint: {MANIFEST} is not there{left}") from None
-    except (ValueError, RecursionError) as error:
-        raise StateError(f"{file} is damaged: {one_line(error)}") from error
-    if not isinstance(manifest, dict) or "version" not in manifest:
-        raise StateError(f"{file} is damaged: it says no version")
-    if manifest["version"] != VERSION:
-        raise StateError(
-            f"{path} has version {manifest['version']!r:.20}, this gradwire reads version {VERSION}"
-        )
-    seal = manifest.get("sha256")
-    if seal != _seal(manifest) or not _is_manifest(manifest):
-        raise StateError(f"{file} is damaged: its sha256 is not that of its content")
-    return manifest
-
-
-def _seal(manifest: Mapping[str, Any]) -> str:
-    """The sha256 of the other entries."""
-    rest = {k: v for k, v in manifest.items() if k != "sha256"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
-
-
-def _is_manifest(manifest: Mapping[str, Any]) -> bool:
-    """Whether what `load` uses is there; a name must not lead out of the folder."""
-    parts, size = manifest.get("parts"), manifest.get("world_size")
-    return (
-        isinstance(parts, list)
-        and len(parts) == size
-        and size > 0
-        and all(
-            isinstance(part, dict)
-            and re.fullmatch(r"gradwire-step\d+-rank\d+(-[0-9a-f]{8})?\.pt", str(part.get("file")))
-            and isinstance(part.get("sha256"), str)
-            for part in parts
-        )
-    )
+        if other[1] != rows[0][1]:
+            raise StateError(
+                f"{path}: the parts of ranks 0 and {rank} differ in their bundles: they are not of "
+                f"one checkpoint"
+            )
 
 
 def _refusal(rank: int, file: Path, error: Exception) -> ExchangeError:

@@ -6,26 +6,29 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from gradwire.accumulate.layout import is_dense, place, size_of
 from gradwire.errors import StateError
 from gradwire.types import Slot
 
-KEPT = (torch.strided, torch.float32)
+LIKE_PARAMETER = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "sum"}
+"""What torch's optimisers keep in the shape of the parameter; others may keep it factored."""
+MOST = 2**48
+"""More steps, or ranks, than there can have been."""
 FLOAT, WHOLE = (torch.float32,), (torch.int32, torch.int64)
 
 
 def check_numbers(saved: Mapping[str, Any]) -> None:
     """Raises StateError unless the counters of a saved state are counters."""
     for name in ("rank", "world_size", "steps"):
-        if not _is_count(saved[name]):
-            raise StateError(f"the state's {name} must be a whole number, got {saved[name]!r:.60}")
+        check_count(name, saved[name])
     counts = saved["counts"]
     if not isinstance(counts, Mapping) or not all(map(_is_whole, counts.values())):
         raise StateError("the state's counts must be whole numbers by name")
     scale = saved.get("scale")
-    if scale is not None and not _is_tensor(scale, FLOAT, 1):
-        raise StateError(f"the state's scale must be one fp32 number, got {_words(scale)}")
+    if scale is not None and not (_is_tensor(scale, FLOAT, 1) and 0 < float(scale) < math.inf):
+        raise StateError(f"the state's scale must be one fp32 number above 0, got {_words(scale)}")
     worth = saved.get("worth", [0.0, 1.0])
     if not isinstance(worth, list) or len(worth) != 2 or not all(map(_is_rate, worth)):
         raise StateError(f"the state's worth must be a rate and a factor, got {worth!r:.60}")
@@ -38,16 +41,91 @@ def check_tensors(what: str, tensors: Any, slots: Mapping[str, Slot]) -> None:
     if not isinstance(tensors, Mapping):
         raise StateError(f"the state's {what} must be tensors by name")
     for name, slot in slots.items():
-        found = tensors.get(name)
-        if not isinstance(found, Tensor) or (found.layout, found.dtype) != KEPT:
-            raise StateError(f"{what} of {name!r} must be an fp32 tensor, got {_words(found)}")
-        if tuple(found.shape) != slot.shape:
+        check_tensor(f"{what} of {name!r}", tensors.get(name), slot.shape)
+
+
+def check_tensor(
+    what: str, found: Any, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
+) -> None:
+    """Raises StateError unless `found` is a finite tensor of this shape and dtype."""
+    wanted = str(dtype).removeprefix("torch.").replace("float32", "fp32")
+    if not isinstance(found, Tensor) or (found.layout, found.dtype) != (torch.strided, dtype):
+        article = "an" if wanted[0] in "fi" else "a"
+        raise StateError(f"{what} must be {article} {wanted} tensor, got {_words(found)}")
+    if tuple(found.shape) != shape:
+        raise StateError(f"{what} has shape {tuple(found.shape)}, the model's is {shape}")
+    # No step leaves such values behind, and one of them would stay for good.
+    if dtype.is_floating_point and (bad := int((~found.isfinite()).sum())):
+        raise StateError(f"{what} holds {bad} values that are not finite")
+
+
+def check_alike(what: str, found: Any, here: Mapping[str, Tensor]) -> None:
+    """Raises StateError unless `found` has finite tensors of the same names, shapes and dtypes."""
+    if not isinstance(found, Mapping) or found.keys() != here.keys():
+        names = sorted(found.keys() ^ here.keys()) if isinstance(found, Mapping) else []
+        raise StateError(f"the state and this model differ in {what}: {names[:3]}")
+    for name, tensor in here.items():
+        check_tensor(f"{what} of {name!r}", found[name], tuple(tensor.shape), tensor.dtype)
+
+
+def check_count(name: str, value: Any) -> None:
+    """Raises StateError unless `value` is a number of steps."""
+    if not _is_count(value) or value > MOST:
+        raise StateError(
+            f"the state's {name} must be a whole number of at most 2**48, got {value!r:.60}"
+        )
+
+
+def check_optimizer(saved: Any, optimizer: Optimizer, kind: Any = None) -> None:
+    """Raises StateError unless `saved` is of such an optimiser of the same parameters.
+
+    torch's own load_state_dict takes another optimiser's state, and fails at the next step.
+    """
+    name = type(optimizer).__name__
+    if kind is not None and kind != name:
+        raise StateError(
+            f"the state is of the optimiser {kind!r:.60}, this is {name}: use the same"
+        )
+    if not isinstance(saved, Mapping) or not {"state", "param_groups"} <= saved.keys():
+        raise StateError("the state's optimiser must have 'state' and 'param_groups'")
+    groups, there = optimizer.param_groups, saved["param_groups"]
+    if not isinstance(there, list) or not all(isinstance(group, Mapping) for group in there):
+        raise StateError("the parameter groups of the state's optimiser must be dictionaries")
+    sizes = [len(group["params"]) for group in groups]
+    if (found := [len(group.get("params", ())) for group in there]) != sizes:
+        raise StateError(
+            f"the optimiser of the state has parameter groups of {found}, this one of {sizes}"
+        )
+    # A newer torch may know more settings; another optimiser both lacks some and has others.
+    for group, other in zip(groups, there, strict=True):
+        lacks = optimizer.defaults.keys() - other.keys()
+        if lacks and other.keys() - group.keys() - {"param_names"}:
             raise StateError(
-                f"{what} of {name!r} has shape {tuple(found.shape)}, the model's is {slot.shape}"
+                f"the state is of another optimiser than {name}: it has no {sorted(lacks)[0]!r}"
             )
-        # No step leaves such values behind, and one of them would stay for good.
-        if bad := int((~found.isfinite()).sum()):
-            raise StateError(f"{what} of {name!r} holds {bad} values that are not finite")
+    places = [place for group in there for place in group["params"]]
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    by_place = dict(zip(places, parameters, strict=True))
+    if not isinstance(saved["state"], Mapping) or not saved["state"].keys() <= by_place.keys():
+        raise StateError("the state's optimiser remembers parameters that it has not")
+    for index, values in saved["state"].items():
+        _check_moments(index, values, by_place[index])
+
+
+def _check_moments(place: Any, values: Any, parameter: Tensor) -> None:
+    if not isinstance(values, Mapping):
+        raise StateError(f"the optimiser's state of parameter {place} must be values by name")
+    for key, value in values.items():
+        if not isinstance(value, Tensor):
+            continue
+        what = f"{key!r} of the optimiser's parameter {place}"
+        if key in LIKE_PARAMETER and value.shape != parameter.shape:
+            raise StateError(
+                f"{what} has shape {tuple(value.shape)}, the parameter's is "
+                f"{tuple(parameter.shape)}"
+            )
+        if value.dtype.is_floating_point and not bool(value.isfinite().all()):
+            raise StateError(f"{what} holds values that are not finite")
 
 
 def check_bundles(
@@ -73,6 +151,9 @@ def check_bundles(
             isinstance(k, str) and isinstance(v, Tensor) for k, v in memory.items()
         ):
             raise StateError(f"the memory of the bundle of {names[0]!r} must be tensors by name")
+        for key, value in memory.items():
+            if value.dtype.is_floating_point and bool(value.isnan().any()):
+                raise StateError(f"the memory {key!r} of the bundle of {names[0]!r} holds NaN")
         _check_delivered(sent, size_of(place([slots[n] for n in names])), names[0])
 
 
@@ -96,6 +177,9 @@ def _check_delivered(sent: Any, size: int, name: str) -> None:
     for field, tensor, length in (("values", values, entries), ("loss", loss, size + 1)):
         if tensor is not None and not _is_tensor(tensor, FLOAT, length):
             raise StateError(f"{what}: {field} must be {length} of fp32, got {_words(tensor)}")
+        # Where some rank was not finite the loss is not either, and is not used.
+        if tensor is not None and bool(sent["ok"]) and not bool(tensor.isfinite().all()):
+            raise StateError(f"{what}: {field} holds values that are not finite")
     held = sent.get("held")
     if not isinstance(held, list) or not all(_is_held(entry, size) for entry in held):
         raise StateError(f"{what}: held must be fp32 vectors and where in {size} they begin")
@@ -104,7 +188,8 @@ def _check_delivered(sent: Any, size: int, name: str) -> None:
 def _is_held(entry: Any, size: int) -> bool:
     if not isinstance(entry, list | tuple) or len(entry) != 2 or not _is_count(entry[0]):
         return False
-    return _is_tensor(entry[1], FLOAT) and entry[0] + entry[1].numel() <= size
+    fits = _is_tensor(entry[1], FLOAT) and entry[0] + entry[1].numel() <= size
+    return fits and bool(entry[1].isfinite().all())
 
 
 def _is_lists_of_names(bundles: Any) -> bool:

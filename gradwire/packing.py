@@ -42,11 +42,13 @@ def header(state: "State") -> dict[str, Any]:
         raise StateError("there is nothing to save yet: the parameters are known after a step")
     return {
         "version": VERSION,
+        "run": state.identity,
         "rank": state.group.rank,
         "world_size": state.group.size,
         "steps": state.steps,
         "counts": dict(state._counts) | _counts_now(state),
         "scale": None if state.skips.scale is None else state.skips.scale.cpu(),
+        "skipped": bool(state.was_skipped()),
         "user_skip": state.skips.by_user,
         "taken": state.skips.taken is not None and bool(state.skips.taken.flag),
         "flush": state._flush,
@@ -114,6 +116,7 @@ def check(state: "State", saved: Mapping[str, Any]) -> None:
         if tensors:
             check_tensors(what, tensors, wanted)
     check_bundles(saved, wanted, state.config.dense)
+    state.check_more(saved)
 
 
 def restore(state: "State", saved: Mapping[str, Any]) -> None:
@@ -132,12 +135,17 @@ def restore(state: "State", saved: Mapping[str, Any]) -> None:
     state._counts.update(saved["counts"])
     state._counts["bytes_before"] -= state.group.bytes_sent
     state.skips.count.fill_(state._counts.pop("skipped", 0))
-    state.skips.by_user, state._flush = bool(saved.get("user_skip")), bool(saved.get("flush"))
+    state._flush = bool(saved.get("flush"))
     if state.skips.taken is not None:
         state.skips.taken.flag.fill_(bool(saved.get("taken")))
     state.worth.lr, state.worth.factor = saved.get("worth", (0.0, 1.0))
     scale = saved.get("scale")
     state.skips.scale = None if scale is None else scale.to(state.device)
+    # Before "skipped" a state said what there was to tell it from.
+    state.skips.resume(
+        bool(saved.get("skipped", saved.get("user_skip"))),
+        None if "skipped" in saved else state.skips.scale,
+    )
 
 
 def _take_choice(state: "State", saved: Mapping[str, Any]) -> None:
@@ -201,4 +209,4 @@ def settle_saved(state: "State", saved: dict[str, Any]) -> None:
         bundle.settle(skipped)
     saved["residual"] = _by_name(state, [bundle.buffer for bundle in state.bundles])
     saved["velocity"] = _by_name(state, [bundle.velocity for bundle in state.bundles])
-    saved["user_skip"] = False
+    saved["user_skip"] = saved["skipped"] = False

@@ -1,7 +1,7 @@
 """Whether the optimiser takes the steps that it is given."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,9 +14,9 @@ from gradwire.types import Delivered
 class Skips:
     """What became of the last step, and how many were passed over: decided on the device.
 
-    Either the user said so, or a bundle came back NaN, or the GradScaler has lowered its scale,
-    which it does exactly when it found an infinite gradient anywhere, and the optimiser did not
-    step, if it is known.
+    Either the user said so, or a bundle came back NaN, or the GradScaler found an infinite gradient
+    anywhere and the optimiser did not step, if it is known. The scale itself tells nothing: the
+    user may set it at any time.
     """
 
     def __init__(self, scaler: Any, optimizer: Optimizer | None) -> None:
@@ -27,6 +27,11 @@ class Skips:
         self.scale: Tensor | None = None
         """The scaler's, in this step."""
         self._optimizer = optimizer
+        self._found: Mapping[int, Mapping[str, Any]] = {}
+        """What the scaler notes of each optimiser until it updates its scale; it then begins a new
+        one, and this one stays as it was."""
+        self._old_scale: Tensor | None = None
+        """Of a checkpoint that says no more than this of what became of its last step."""
 
     def open(self, device: torch.device) -> None:
         self._device = device
@@ -44,6 +49,24 @@ class Skips:
         if self.taken is not None:
             self.taken.flag.zero_()
         self.scale = self._current_scale()
+        self._old_scale = None
+        if self._is_on:
+            self._found = self.scaler._per_optimizer_states
+
+    def told(self) -> dict[str, object]:
+        """What ranks compare when they meet."""
+        return {"scaler": self._is_on, "optimizer": self._optimizer is not None}
+
+    def resume(self, skipped: bool, scale: Tensor | None = None) -> None:
+        """Go on after a step of which a checkpoint says that it was skipped.
+
+        Old ones say only the scale in that step, and whether the optimiser has stepped.
+        """
+        self.by_user, self._found, self._old_scale = skipped, {}, scale
+
+    @property
+    def _is_on(self) -> bool:
+        return self.scaler is not None and bool(self.scaler.is_enabled())
 
     def now(self, delivered: Sequence[Delivered]) -> Tensor:
         """Whether the last step was skipped, as far as it is known by now (0-d bool)."""
@@ -52,15 +75,31 @@ class Skips:
         skipped = ~torch.stack([d.ok for d in delivered]).all()
         if self.by_user:
             skipped = torch.ones_like(skipped)
-        now = self._current_scale()
-        if now is not None and self.scale is not None:
-            fell = now < self.scale
-            skipped = skipped | (fell if self.taken is None else fell & ~self.taken.flag)
+        overflow = self._overflow()
+        if overflow is not None:
+            skipped = skipped | (overflow if self.taken is None else overflow & ~self.taken.flag)
         return skipped
+
+    def _overflow(self) -> Tensor | None:
+        """Whether the scaler found an infinite gradient in the last step; None if it never looked.
+
+        With several optimisers it adds up what it found: that this one stepped then counts more.
+        """
+        if self._old_scale is not None:
+            now = self._current_scale()
+            return None if now is None else now < self._old_scale
+        known = self._optimizer
+        found = [
+            value.to(self._device, torch.float32)
+            for owner, state in self._found.items()
+            if known is None or owner == id(known)
+            for value in state["found_inf_per_device"].values()
+        ]
+        return torch.stack(found).sum() > 0 if found else None
 
     def _current_scale(self) -> Tensor | None:
         """A copy of the GradScaler's scale, on the device; it changes in place."""
-        if self.scaler is None or not self.scaler.is_enabled():
+        if not self._is_on:
             return None
         scale = self.scaler._scale
         return None if scale is None else scale.detach().to(self._device, torch.float32).clone()
@@ -73,7 +112,7 @@ class Skips:
 class Taken:
     """Looks on while an optimiser steps.
 
-    Of a GradScaler that serves several, the scale only tells that one of them was passed over.
+    A GradScaler that serves several adds up what it found for each of them.
     """
 
     def __init__(self, optimizer: Optimizer, device: torch.device) -> None:

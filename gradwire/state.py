@@ -15,7 +15,7 @@ from gradwire.accumulate import Bundle, arrange
 from gradwire.accumulate.layout import bundle_bytes, is_dense
 from gradwire.accumulate.worth import Worth
 from gradwire.choose import Choice, choose, prepare
-from gradwire.cluster.group import Group
+from gradwire.cluster.group import DistributedGroup, Group
 from gradwire.config import Config, configure
 from gradwire.errors import StateError, unknown
 from gradwire.kernels.scan import Piece
@@ -61,6 +61,9 @@ class State:
         self.engine: Any = None
         self.auto: Any = None
         """Measures steps until it is decided how to go on; None when that is known."""
+        self.identity = ""
+        """Of this wire, on all ranks and in its checkpoints; given by the first save or load."""
+        self.stopped = False
         self.reason = ""
         """Why `method="auto"` chose this config."""
         self.bundles: list[Bundle] = []
@@ -182,6 +185,22 @@ class State:
         """What this bundle does in this step."""
         return choose(bundle, self.config, self.steps - 1, self.group.size, self._flushing)
 
+    def agree(self, what: str, bundle: Bundle) -> None:
+        """Raises on every rank unless all are about to exchange the same, after the same calls.
+
+        Where collectives are enqueued on a stream nothing is asked: it would wait for the device.
+        """
+        if not self.group.on_stream:
+            self.group.agree(
+                what,
+                step=self.steps,
+                bundle=bundle.index,
+                entries=self.choose(bundle).k,
+                flush=int(self._flushing),
+                skipped=int(self.skips.before),
+                learning_rate=self.worth.lr,
+            )
+
     def home(self, name: str) -> tuple[Bundle, Slot]:
         """Where a parameter lives."""
         if name not in self._homes:
@@ -283,9 +302,20 @@ class State:
 
     def close(self) -> None:
         """Stop exchanging; call it before the process groups are destroyed."""
+        self.stop()
+        self.leave()
+
+    def stop(self) -> None:
+        """End what runs beside the backward pass."""
+        self.stopped = True
         if self.engine is not None:
             self.engine.close()
         self.skips.close()
+
+    def leave(self) -> None:
+        """Give the communicators back. What is asked later goes over the model's own."""
+        if self.opened and isinstance(self.group, DistributedGroup):
+            self.group.leave(self.process_group or dist.group.WORLD)
 
     @torch.no_grad()
     def residual(self, name: str) -> Tensor:
@@ -314,6 +344,14 @@ class State:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken, by the same rank of a run of the same size."""
         packing.load_state_dict(self, state)
+
+    def check_more(self, saved: Mapping[str, Any]) -> None:
+        """Raises StateError for a state that is not of gradients."""
+        if "local" in saved:
+            raise StateError(
+                "this state is of local_steps, whose residuals are of weights: load it into the "
+                "handle that gradwire.local_steps returns"
+            )
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Take over what all ranks of another number saved, the mean of `averaged`."""

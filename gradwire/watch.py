@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from gradwire.cluster.group import Group
+from gradwire.cluster.group import Group, rows_of
 from gradwire.errors import ConfigError, DriftError
 from gradwire.names import plain_name, unwrapped
 
@@ -73,16 +73,15 @@ class Watch:
     def check(self, group: Group, device: torch.device, steps: int) -> None:
         """Raises DriftError on every rank unless all hold the same bits. A collective call."""
         names, digests = self._digests(device)
-        # As long as Engine's own check before an exchange: ranks out of step meet, and find out.
-        row = torch.tensor([steps, len(names), 0], device=device)
-        row[2] = digest(digests)
-        rows = group.all_gather(row).tolist()
-        for what, column in (("steps taken", 0), ("parameters", 1)):
-            odd = next((r for r, row in enumerate(rows) if row[column] != rows[0][column]), None)
+        rows = rows_of(
+            group, "watch", steps=steps, parameters=len(names), digest=int(digest(digests))
+        )
+        for what, field in (("steps taken", "steps"), ("parameters", "parameters")):
+            odd = next((r for r, row in enumerate(rows) if row[field] != rows[0][field]), None)
             if odd is not None:
                 raise DriftError(
-                    f"replicas differ: rank {odd} has {rows[odd][column]} {what}, rank 0 has "
-                    f"{rows[0][column]}. All ranks must build, load and step alike."
+                    f"replicas differ: rank {odd} has {rows[odd][field]} {what}, rank 0 has "
+                    f"{rows[0][field]}. All ranks must build, load and step alike."
                 )
         if any(row != rows[0] for row in rows):
             raise DriftError(_difference(names, group.all_gather(digests).tolist(), steps))

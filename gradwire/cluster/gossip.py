@@ -9,8 +9,9 @@ from gradwire.cluster.group import Group
 from gradwire.errors import ExchangeError, GradwireError
 
 
-def gather_words(group: Group, value: Any, device: torch.device) -> list[Any]:
+def gather_words(group: Group, value: Any, device: torch.device | None = None) -> list[Any]:
     """Every rank's `value`, plain enough for JSON, in rank order. A collective call."""
+    device = device or group.device
     text = json.dumps(value, sort_keys=True, default=repr).encode()
     length = torch.tensor([len(text)], dtype=torch.int64, device=device)
     longest = int(group.all_gather(length).max())
@@ -30,7 +31,10 @@ def _read(rank: int, row: bytes) -> Any:
 
 
 def fail_together(
-    group: Group, failure: GradwireError | None, kind: type[GradwireError], device: torch.device
+    group: Group,
+    failure: GradwireError | None,
+    kind: type[GradwireError],
+    device: torch.device | None = None,
 ) -> None:
     """Raises on every rank when one of them failed, so that nobody waits. A collective call.
 

@@ -1,6 +1,7 @@
 """What an exchange may ask of the ranks, and the ranks of torch.distributed."""
 
 import contextlib
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
@@ -21,6 +22,13 @@ Moves = Sequence[tuple[Tensor, int]]
 LARGE = 1 << 16
 """Bytes for one rank from which on those for several are sent one after the other."""
 
+TOGETHER = (
+    "All ranks must run the same steps and call save, load, flush, skip_step, follow_lr and detach "
+    "together."
+)
+NAME, FIELDS = 16, 6
+"""Bytes of an operation's name in a row of `rows_of`, and the numbers that follow it."""
+
 # torch 2.13 renamed it and warns of the old name; 2.11 has only that.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
@@ -30,6 +38,9 @@ class Group(Protocol):
 
     rank: int
     size: int
+    on_stream: bool
+    """Whether collectives are enqueued on the device's stream instead of blocking the host."""
+    device: torch.device
     bytes_sent: int
     """What has left this rank so far, with the ring algorithms that Gloo and NCCL use."""
     rounds: int
@@ -57,6 +68,10 @@ class Group(Protocol):
         """
         ...
 
+    def agree(self, what: str, **fields: float) -> None:
+        """Raises on every rank unless all are in `what` with the same numbers."""
+        ...
+
     def split(self, local: int) -> "tuple[Group, Group]":
         """The group cut into blocks of `local` ranks: this rank's block, and the ranks that have
         its place in the other blocks. The first call is collective; what they send counts here.
@@ -72,6 +87,84 @@ def uncounted(group: Group) -> Iterator[None]:
         yield
     finally:
         group.bytes_sent, group.rounds = before
+
+
+def agree(group: Group, what: str, **fields: float) -> None:
+    """Raises on every rank, naming rank and field, unless all are in `what` with the same numbers.
+
+    Gloo aborts the process when message sizes differ; this small round makes it an error. A
+    collective call; it sends FIELDS numbers and a name.
+    """
+    rows = rows_of(group, what, **fields)
+    for rank, row in enumerate(rows):
+        for name, other in row.items():
+            if other != rows[0][name]:
+                raise ExchangeError(
+                    f"{what}: rank {rank} has {name} {other}, rank 0 has {rows[0][name]}. "
+                    f"{TOGETHER}"
+                )
+
+
+def rows_of(group: Group, what: str, **fields: float) -> list[dict[str, float]]:
+    """Every rank's fields, in rank order; raises on every rank unless all are in `what`.
+
+    All rows have one length, whatever they say: ranks that are out of step meet, and find out.
+    """
+    row = struct.pack(
+        f"<{NAME}s{FIELDS}q",
+        what.encode(),
+        *(_bits(value) for value in fields.values()),
+        *[0] * (FIELDS - len(fields)),
+    )
+    mine = torch.frombuffer(bytearray(row), dtype=torch.int64).to(group.device)
+    rows = []
+    table = group.all_gather(mine).cpu()
+    places = [_place(row.numpy().tobytes()) for row in table]
+    for rank, (name, words) in enumerate(places):
+        if name != places[0][0]:
+            raise ExchangeError(
+                f"rank {rank} is in {words}, rank 0 is in {places[0][1]}. {TOGETHER}"
+            )
+    for numbers in table[:, NAME // 8 :].tolist():
+        rows.append(
+            {
+                name: _number(bits, value)
+                for (name, value), bits in zip(fields.items(), numbers, strict=False)
+            }
+        )
+    return rows
+
+
+def _place(row: bytes) -> tuple[bytes, str]:
+    """The name in a row, and words for where its rank is: by custom the first number is its step."""
+    name, step = struct.unpack_from(f"<{NAME}sq", row)
+    words = name.rstrip(b"\0").decode(errors="replace")
+    return name, f"{words} at step {step}" if step else words
+
+
+def _bits(value: float) -> int:
+    """A whole number as it is, another one by the bits of its fp64."""
+    if isinstance(value, int):
+        return value
+    (bits,) = struct.unpack("<q", struct.pack("<d", value))
+    return int(bits)
+
+
+def _number(bits: int, like: float) -> float:
+    if isinstance(like, int):
+        return bits
+    (number,) = struct.unpack("<d", struct.pack("<q", bits))
+    return float(number)
+
+
+def enqueues(process_group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Whether this group's backend for `device` works on the device's stream, as NCCL's all do.
+
+    torch has several of them (nccl, nccl2, nccl-lazy) and more may come. What can coalesce
+    collectives into one launch has a stream; Gloo, which has none, cannot.
+    """
+    backend = process_group._get_backend(device)
+    return backend.name().startswith("nccl") or bool(getattr(backend, "supports_coalescing", False))
 
 
 class DistributedGroup:
@@ -92,9 +185,10 @@ class DistributedGroup:
         self.rank = dist.get_rank(process_group)
         self.size = dist.get_world_size(process_group)
         self.bytes_sent = self.rounds = 0
-        backend = process_group._get_backend(device).name()
-        self.on_stream = device.type == "cuda" and backend == "nccl"
-        """Whether collectives are enqueued on the device's stream instead of blocking the host."""
+        self._lent: dist.ProcessGroup | None = process_group
+        """The communicator that `leave` gives back; None where it was given back."""
+        self._is_broken = False
+        self.on_stream = device.type == "cuda" and enqueues(process_group, device)
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         out = tensor.new_empty(self.size, tensor.numel())
@@ -174,20 +268,21 @@ class DistributedGroup:
 
     def _sub(self, members: range) -> "DistributedGroup":
         peers = dist.get_process_group_ranks(self.process_group)
-        own = take([peers[m] for m in members], self.timeout)
+        own = take([peers[m] for m in members], self.timeout, self)
         return DistributedGroup(own, self.device, self.timeout, self)
 
-    def release(self, other: dist.ProcessGroup) -> None:
+    def leave(self, other: dist.ProcessGroup | None) -> None:
         """Give the communicators back; what is still asked goes over `other`, of the same ranks.
 
-        A collective call. Nobody lets go while another rank is still busy with the last step.
+        Not a collective call: `take` hands out only what every rank has given back.
         """
-        with uncounted(self):
-            self.agree("detach", size=self.size)
         parts = [part for both in self._splits.values() for part in both]
-        for group in (*parts, self):
-            give_back(group.process_group)
-        self._splits, self.process_group = {}, other
+        if self._lent is not None and not self._is_broken:
+            for group in (*parts, self):
+                give_back(group.process_group)
+        self._lent, self._splits = None, {}
+        if other is not None:
+            self.process_group = other
 
     def _count(self, sent: int, rounds: int) -> None:
         self.bytes_sent += sent
@@ -195,23 +290,13 @@ class DistributedGroup:
         if self._parent is not None:
             self._parent._count(sent, rounds)
 
-    def agree(self, what: str, **fields: int) -> None:
-        """Raises on every rank, naming rank and field, unless all ranks hold the same numbers.
-
-        Gloo aborts the process when message sizes differ; this small round makes it an error.
-        """
-        mine = torch.tensor(list(fields.values()), dtype=torch.int64, device=self.device)
-        table = self.all_gather(mine).tolist()
-        for rank, row in enumerate(table):
-            for name, other, own in zip(fields, row, table[0], strict=True):
-                if other != own:
-                    raise ExchangeError(
-                        f"{what}: rank {rank} has {name} {other}, rank 0 has {own}. All ranks must "
-                        f"run the same steps and call flush, detach and load together."
-                    )
+    def agree(self, what: str, **fields: float) -> None:
+        """See `agree`."""
+        agree(self, what, **fields)
 
     def give_up(self) -> None:
         """Break the connections, so that peers fail now and not at their timeout; and sign."""
+        self._is_broken = True
         for part in (group for both in self._splits.values() for group in both):
             part.give_up()
         if self.on_stream or self.size == 1:

@@ -15,6 +15,7 @@ class Mirror:
     def __init__(self, size: int, on_stream: bool = True) -> None:
         self.rank, self.size, self.on_stream = 0, size, on_stream
         self.bytes_sent = self.rounds = 0
+        self.device = torch.device("cpu")
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         with stage("exchange"):
@@ -35,7 +36,7 @@ class Mirror:
     def split(self, local: int) -> "tuple[Mirror, Mirror]":
         return Mirror(local), Mirror(self.size // local)
 
-    def agree(self, what: str, **fields: int) -> None:
+    def agree(self, what: str, **fields: float) -> None:
         """Mirrors do."""
 
     def give_up(self) -> None:

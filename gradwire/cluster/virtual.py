@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from gradwire.cluster.group import agree
 from gradwire.stages import stage
 
 T = TypeVar("T")
@@ -109,6 +110,8 @@ class VirtualGroup:
     """One virtual worker's view of the others."""
 
     on_stream = True
+    device = torch.device("cpu")
+    """Where words between ranks are."""
 
     def __init__(
         self,
@@ -149,6 +152,10 @@ class VirtualGroup:
         with stage("exchange"):
             offered = self._meet(tensor)
         return offered[source].clone() if source is not None else None
+
+    def agree(self, what: str, **fields: float) -> None:
+        """See `cluster.group.agree`."""
+        agree(self, what, **fields)
 
     def split(self, local: int) -> "tuple[VirtualGroup, VirtualGroup]":
         if local not in self._splits:

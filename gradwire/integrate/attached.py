@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gradwire.cluster.group import DistributedGroup
+from gradwire.cluster.group import uncounted
 from gradwire.config import Config
 from gradwire.state import State
 
@@ -54,10 +54,10 @@ class Attached(State):
 
         What is asked later, as by `save`, goes over the model's own.
         """
-        self.close()
-        assert isinstance(self.group, DistributedGroup)
-        assert self.process_group is not None
-        self.group.release(self.process_group)
+        self.stop()
+        with uncounted(self.group):
+            self.group.agree("detach", step=self.steps)
+        self.leave()
 
     def _waits(self, taken: bool) -> bool:
         """Whether the last step, if it was `taken`, has left something that is kept."""

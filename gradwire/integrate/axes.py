@@ -63,7 +63,8 @@ def own_group(
     ranks: dist.ProcessGroup, device: torch.device, timeout: timedelta
 ) -> DistributedGroup:
     """A communicator of our own over the same ranks. A collective call."""
-    own = take(dist.get_process_group_ranks(ranks), timeout)
+    over = DistributedGroup(ranks, device, timeout)
+    own = take(dist.get_process_group_ranks(ranks), timeout, over)
     return DistributedGroup(own, device, timeout)
 
 

@@ -56,8 +56,7 @@ class Engine:
             self._names = {id(p): f"p{i}" for i, p in enumerate(parameters)}
         slots = [slot_of(p, self._names[id(p)]) for p in parameters]
         device = parameters[0].device
-        bounds = {"bounds of method='auto'": None if state.auto is None else state.auto.bounds}
-        group = meet(state.process_group, state.config, slots, device, bounds)
+        group = meet(state.process_group, state.config, slots, device, self._told())
         state.open(slots, device, group)
         # Where one parameter may be left out, or norms are added up, each is a piece of its own:
         # DDP cuts its buckets anew after the first step, and a sum must not depend on that.
@@ -71,6 +70,15 @@ class Engine:
         self._thread = OrderedThread("gradwire")
         self._thread.submit(self._move_in)
         weakref.finalize(self, self._thread.close)
+
+    def _told(self) -> dict[str, object]:
+        """What attach was told beside the Config and ranks have to be told alike."""
+        state = self._state
+        return {
+            "bounds of method='auto'": None if state.auto is None else state.auto.bounds,
+            "unused parameters (find_unused_parameters, static_graph)": self._watch_unused,
+            **state.skips.told(),
+        }
 
     def close(self) -> None:
         """End the thread. Afterwards nothing is exchanged any more."""
@@ -213,12 +221,8 @@ class Engine:
 
     def _exchange(self, bundle: Bundle) -> list[Waiting]:
         state = self._state
-        if not state.group.on_stream:
-            entries = state.choose(bundle).k
-            with timed_by(state.clock, bundle.index):
-                state.group.agree(
-                    "exchange", step=state.steps, bundle=bundle.index, entries=entries
-                )
+        with timed_by(state.clock, bundle.index):
+            state.agree("exchange", bundle)
         unused: list[Slot] = []
         if self._used is not None and self._watch_unused:
             unused = self._used.unused_everywhere(bundle, state)

@@ -106,9 +106,9 @@ class ShardedWire(Attached):
         super().detach()
         self.unsent = {unit.index for unit in self.units}
 
-    def let_go(self) -> None:
-        super().let_go()
-        self.engine.shards.release(self.units[0].group.mesh_info.shard_process_group)
+    def leave(self) -> None:
+        super().leave()
+        self.engine.shards.leave(self.units[0].group.mesh_info.shard_process_group)
 
     def _waits(self, taken: bool) -> bool:
         """By unit, not by what is kept here: a shard that holds nothing waits with the others."""
@@ -196,7 +196,7 @@ def _open(wire: ShardedWire, root: FSDPModule, device: torch.device) -> None:
     shards = own_group(shard_group, device, timedelta(seconds=wire.config.timeout))
     error: GradwireError | None = None
     try:
-        group = meet(wire.process_group, wire.config, slots, device)
+        group = meet(wire.process_group, wire.config, slots, device, wire.skips.told())
         if not any(slot.numel for slot in slots):
             raise ConfigError(
                 f"shard {shards.rank} of {shards.size} holds no entry of the model: use fewer"

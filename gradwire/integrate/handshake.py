@@ -30,22 +30,32 @@ def meet(
 
     A collective call; `more` is compared too.
     """
-    ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
+    theirs = process_group or dist.group.WORLD
+    assert theirs is not None
+    ranks = dist.get_process_group_ranks(theirs)
     timeout = timedelta(seconds=config.timeout)
-    own = take(ranks, timeout, _urgent(process_group, timeout))
+    over = DistributedGroup(theirs, device, timeout)
+    own = take(ranks, timeout, over, _urgent(theirs, device, timeout))
     group = DistributedGroup(own, device, timeout)
     fields = config.asdict() | dict(more or {})
-    fields["parameters"] = [[s.name, list(s.shape), str(s.dtype), s.unit] for s in slots]
+    fields["parameters"] = [
+        [s.name, list(s.shape), str(s.dtype), list(s.stride), s.unit] for s in slots
+    ]
     with uncounted(group):
         compare(group, fields)
     return group
 
 
-def _urgent(process_group: dist.ProcessGroup | None, timeout: timedelta) -> Any:
+def _urgent(group: dist.ProcessGroup, device: torch.device, timeout: timedelta) -> Any:
     """For NCCL: its kernels before those of the backward pass; the step ends with them."""
-    if dist.get_backend(process_group) != "nccl":
+    # A group with a backend for each kind of device would give these options to all of them.
+    if device.type != "cuda" or "," in dist.get_backend_config(group):
         return None
-    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    kind = getattr(dist, "ProcessGroupNCCL", None)
+    theirs = getattr(group._get_backend(device), "options", None)
+    if kind is None or not isinstance(theirs, kind.Options):
+        return None
+    options = kind.Options(is_high_priority_stream=True)
     options._timeout = timeout
     return options
 

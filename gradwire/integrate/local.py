@@ -10,9 +10,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradwire.cluster.group import DistributedGroup, Group, uncounted
+from gradwire.cluster.group import Group, uncounted
 from gradwire.config import Config, configure
 from gradwire.errors import ConfigError, StateError, unknown
+from gradwire.intact import check_alike, check_count, check_optimizer
 from gradwire.integrate.handshake import meet
 from gradwire.integrate.loop import average, slots_of
 from gradwire.integrate.refuse import refuse_for_local_steps
@@ -105,7 +106,7 @@ class LocalSteps(State):
     @torch.no_grad()
     def exchange(self) -> None:
         """Exchange now; every rank has the same weights then, but for keep_unsent. Collective."""
-        if isinstance(self.group, DistributedGroup) and not self.group.on_stream:
+        if not self.group.on_stream:
             self.group.agree("local_steps", steps=self.steps, inner_steps=self.inner_steps)
         starts = self._starts()
         differences = {n: starts[n].float() - w.float() for n, w in self._weights.items()}
@@ -167,29 +168,48 @@ class LocalSteps(State):
                 "velocity": _copies(self._velocity),
                 "buffers": _copies(dict(self.model.named_buffers())),
                 "optimizer": copy.deepcopy(self.optimizer.state_dict()),
+                "optimizer_kind": type(self.optimizer).__name__,
+                "keep_unsent": self.keep_unsent,
             },
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken, weights and optimiser included."""
-        self._check_saved(state)
         super().load_state_dict(state)
         self._take(state)
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """State's, and the rest."""
-        self._check_saved(saved)
         super().restore(saved)
         self._take(saved)
 
-    def _check_saved(self, saved: Mapping[str, Any]) -> None:
-        if not isinstance(saved.get("local"), Mapping):
+    def check_more(self, saved: Mapping[str, Any]) -> None:
+        """Raises StateError unless weights, buffers, optimiser and rule are of this model."""
+        local = saved.get("local")
+        if not isinstance(local, Mapping):
             raise StateError("this state is not of local_steps: it has no entry 'local'")
-        if bool(saved["local"]["velocity"]) != bool(self._velocity):
+        missing = [k for k in ("inner_steps", "reference", "velocity", "buffers") if k not in local]
+        if missing or "weights" not in saved:
+            raise StateError(f"the state has no entry {(missing or ['weights'])[0]!r}")
+        check_count("inner_steps", local["inner_steps"])
+        if bool(local["velocity"]) != bool(self._velocity):
             raise StateError(
-                f"the state was saved {'with' if saved['local']['velocity'] else 'without'} outer "
+                f"the state was saved {'with' if local['velocity'] else 'without'} outer "
                 f"momentum, here outer_momentum is {self.outer_momentum:g}: give the same rule"
             )
+        if local.get("keep_unsent", self.keep_unsent) != self.keep_unsent:
+            raise StateError(
+                f"the state was saved with keep_unsent={local['keep_unsent']}, this is "
+                f"keep_unsent={self.keep_unsent}: give the same, or what is kept counts twice"
+            )
+        for what, found, here in (
+            ("weights", saved["weights"], self._weights),
+            ("reference", local["reference"], self._reference),
+            ("velocity", local["velocity"], self._velocity),
+            ("buffers", local["buffers"], dict(self.model.named_buffers())),
+        ):
+            check_alike(what, found, here)
+        check_optimizer(local.get("optimizer"), self.optimizer, local.get("optimizer_kind"))
 
     @torch.no_grad()
     def _take(self, saved: Mapping[str, Any]) -> None:

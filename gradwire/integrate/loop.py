@@ -5,8 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from gradwire.accumulate.bundle import Bundle
-from gradwire.cluster.group import DistributedGroup, uncounted
+from gradwire.cluster.group import uncounted
 from gradwire.errors import ConfigError
 from gradwire.integrate.handshake import meet
 from gradwire.integrate.refuse import DTYPES
@@ -33,21 +32,13 @@ def average(tensors: Sequence[Tensor] | Mapping[str, Tensor], state: State) -> N
     state.check_drift()
     state.begin()
     for bundle in state.bundles:
-        _agree(state, bundle)
+        with uncounted(state.group):
+            state.agree("average", bundle)
         gradients = [named[slot.name].reshape(-1).contiguous() for slot in bundle.slots]
         update = state.process(bundle, gradients)
         for slot in bundle.slots:
             part = update[slot.offset : slot.offset + slot.numel]
             named[slot.name].copy_(part.view(slot.shape))
-
-
-def _agree(state: State, bundle: Bundle) -> None:
-    """Ranks that are about to send different numbers of entries hear it now, not at the timeout."""
-    group = state.group
-    if isinstance(group, DistributedGroup) and not group.on_stream:
-        entries = state.choose(bundle).k
-        with uncounted(group):
-            group.agree("average", step=state.steps, bundle=bundle.index, entries=entries)
 
 
 def _named(tensors: Sequence[Tensor] | Mapping[str, Tensor]) -> dict[str, Tensor]:

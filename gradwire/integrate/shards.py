@@ -93,9 +93,7 @@ class Shards:
 
     def _exchange(self, bundle: Bundle, gradients: Sequence[Tensor]) -> Tensor:
         wire = self._wire
-        if not wire.group.on_stream:
-            entries = wire.choose(bundle).k
-            wire.group.agree("exchange", step=wire.steps, bundle=bundle.index, entries=entries)
+        wire.agree("exchange", bundle)
         return wire.process(bundle, gradients)
 
     # --- where a step begins and ends -----------------------------------------------------------

@@ -58,10 +58,15 @@ class Unit:
 
     @property
     def reduce_dtype(self) -> torch.dtype:
-        """In which the hook gets the flat shard."""
-        policy = self.group.mp_policy
-        own = self.places[0].parameter.sharded_param.dtype
-        return policy.reduce_dtype or policy.param_dtype or own
+        """The dtype of the flat shard that the hook gets."""
+        parameter = self.places[0].parameter
+        own = parameter.sharded_param.dtype
+        if hasattr(self.group, "mp_policy"):
+            policy = self.group.mp_policy
+            return policy.reduce_dtype or policy.param_dtype or own
+        # From torch 2.15 on the policy is each parameter's, and without a dtype for the reduction
+        # gradients are reduced in the dtype of the parameters.
+        return parameter.mp_policy.reduce_dtype or own
 
     def slots(self) -> list[Slot]:
         """One slot a parameter, in the narrowest dtype on the way to the optimiser.
@@ -171,6 +176,11 @@ def _refuse_unit(unit: Unit) -> None:
         parameter = place.parameter.sharded_param
         if parameter.device.type == "meta":
             raise AttachError(f"{place.name} is on the meta device: materialise the model first")
+        if getattr(place.parameter, "sharded_grad_dtype", None) not in (None, parameter.dtype):
+            raise AttachError(
+                f"{place.name} has grad_dtype {place.parameter.sharded_grad_dtype}, the parameter "
+                f"is {parameter.dtype}: leave grad_dtype as it is"
+            )
         if place.parameter.is_dtensor:
             raise AttachError(
                 f"{place.name} is sharded by tensor parallelism too: not supported yet"

@@ -192,9 +192,9 @@ def changed(saved, field, value):
         ),
         (lambda s: s | {"bundles": [[]]}, "do not hold each parameter once"),
         (lambda s: s | {"world_size": 3}, "rank 0 of 3, this is rank 0 of 2"),
-        (lambda s: s | {"steps": "3"}, "steps must be a whole number, got '3'"),
+        (lambda s: s | {"steps": "3"}, "steps must be a whole number of at most .*, got '3'"),
         (lambda s: s | {"counts": {"sent": 1.5}}, "counts must be whole numbers by name"),
-        (lambda s: s | {"scale": 2.0}, "scale must be one fp32 number, got float"),
+        (lambda s: s | {"scale": 2.0}, "scale must be one fp32 number above 0, got float"),
         (
             lambda s: s | {"memory": [{"a": 1}]},
             "memory of the bundle of .* must be tensors",

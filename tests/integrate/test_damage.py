@@ -12,9 +12,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.checkpoint import MANIFEST, _seal
+from gradwire.checkpoint import MANIFEST
 from gradwire.errors import ConfigError, StateError
 from gradwire.integrate import handshake
+from gradwire.manifest import seal
 from tests.integrate import models
 
 
@@ -72,7 +73,7 @@ def cut(path):
 def rewrite(folder, sealed=True, **fields):
     manifest = json.loads((folder / MANIFEST).read_text()) | fields
     if sealed:
-        manifest["sha256"] = _seal(manifest)
+        manifest["sha256"] = seal(manifest)
     (folder / MANIFEST).write_text(json.dumps(manifest))
 
 

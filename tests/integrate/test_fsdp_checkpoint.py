@@ -147,7 +147,7 @@ def damaged(rank, folder, change):
     ("change", "message"),
     [
         ("nothing", "loaded"),
-        ("nothing saved", "holds no checkpoint: .metadata is not there"),
+        ("nothing saved", "holds no checkpoint: gradwire.json is not there"),
         ("parameters", "differ in parameters: ['last.bias', 'last.weight']"),
         ("shape", "residual of 'last.weight' has shape (5, 22), the model's is (6, 22)"),
         ("momentum", "this is momentum=0: attach with momentum=0.9"),

@@ -36,7 +36,7 @@ def build(what, axes):
     if what == "2-D mesh":
         shard = axes
     if what == "fp16 reduction":
-        kw["mp_policy"] = MixedPrecisionPolicy(param_dtype=FP16)
+        kw["mp_policy"] = MixedPrecisionPolicy(param_dtype=FP16, reduce_dtype=FP16)
     if what == "fp16 from bf16":
         net = net.half()
         kw["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16)
