@@ -1,8 +1,10 @@
 """Everything one rank remembers, and its side of every step."""
 
 import logging
+import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -81,6 +83,7 @@ class State:
         self.group = group
         self.device = device
         self.slots = list(slots)
+        self._order = _digest_of_order(slots)
         self.clock = Clock(device)
         self.skips.open(device)
         self.rebundle(self._cut())
@@ -132,6 +135,17 @@ class State:
                 if bundle.velocity is not None and new.velocity is not None:
                     new.view(new.velocity, place).copy_(bundle.view(bundle.velocity, slot))
         prepare(self.bundles, config, self.group)
+
+    def reorder(self, name: str, stride: tuple[int, ...]) -> None:
+        """Keep what waits for a parameter with other strides. Before its bundle's step."""
+        bundle, old = self.home(name)
+        new = replace(old, stride=stride)
+        bundle.settle(self.skips.before)
+        bundle.reorder(old, new)
+        self._homes[name] = bundle, new
+        self.slots = [replace(s, stride=stride) if s.name == name else s for s in self.slots]
+        self._order = _digest_of_order(self.slots)
+        log.info("%s: DDP's bucket has it with strides %s, no longer %s", name, stride, old.stride)
 
     @property
     def scaler(self) -> Any:
@@ -199,6 +213,7 @@ class State:
                 flush=int(self._flushing),
                 skipped=int(self.skips.before),
                 learning_rate=self.worth.lr,
+                order=self._order,
             )
 
     def home(self, name: str) -> tuple[Bundle, Slot]:
@@ -356,3 +371,8 @@ class State:
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Take over what all ranks of another number saved, the mean of `averaged`."""
         packing.restore(self, saved)
+
+
+def _digest_of_order(slots: Sequence[Slot]) -> int:
+    """What ranks compare to see that they keep the entries of every parameter in one order."""
+    return zlib.crc32(repr([slot.stride for slot in slots]).encode())

@@ -40,7 +40,7 @@ class Bundle:
         self.size = size_of(slots)
         self.entries = sum(slot.numel for slot in slots)
         self.dtype = slots[0].dtype
-        self.buffer = torch.zeros(self.size + 1, device=device)
+        self.buffer = torch.zeros(self.size + 1, dtype=torch.float32, device=device)
         self.correction = correction
         self.velocity = torch.zeros_like(self.buffer) if correction.momentum else None
         """Momentum, with a spare entry as the buffer has."""
@@ -60,7 +60,7 @@ class Bundle:
         self._counts: list[Tensor] = []
         self.leaked = torch.zeros(2, dtype=torch.float64, device=device)
         self.clipped = torch.zeros((), dtype=torch.int64, device=device)
-        self._maxima = torch.zeros(0, device=device)
+        self._maxima = torch.zeros(0, dtype=torch.float32, device=device)
         self._edge = Edge(device) if uses_triton(device) else None
 
     @property
@@ -190,6 +190,13 @@ class Bundle:
         """Settle the last step, and multiply what is kept."""
         self.settle(skipped)
         self.buffer.mul_(factor)
+
+    def reorder(self, old: Slot, new: Slot) -> None:
+        """Move a slot's entries to where they are with other strides. What waits is settled."""
+        for flat in (self.buffer, self.velocity):
+            if flat is not None:
+                self.view(flat, new).copy_(self.view(flat, old).clone())
+        self.slots[self.slots.index(old)] = new
 
     def residual(self, skipped: Tensor) -> Tensor:
         """A copy of the residual as the next step will find it."""

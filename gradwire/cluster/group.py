@@ -26,7 +26,7 @@ TOGETHER = (
     "All ranks must run the same steps and call save, load, flush, skip_step, follow_lr and detach "
     "together."
 )
-NAME, FIELDS = 16, 6
+NAME, FIELDS = 16, 7
 """Bytes of an operation's name in a row of `rows_of`, and the numbers that follow it."""
 
 # torch 2.13 renamed it and warns of the old name; 2.11 has only that.

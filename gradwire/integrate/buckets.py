@@ -14,9 +14,13 @@ from torch import Tensor
 from torch.futures import Future
 
 from gradwire.accumulate import Bundle
+from gradwire.integrate.order import Part
 from gradwire.kernels.pieces import Piece, Pieces
 from gradwire.state import State
 from gradwire.types import Slot
+
+ONCE_MORE = 3
+"""Resets up to which cuts are made anew: one before the first step, and DDP's rebuilding."""
 
 
 @dataclass
@@ -35,9 +39,13 @@ class Cut:
     pieces: by bundle, its slices. arrived: by bundle, how many of its parameters they hold.
     """
 
-    key: tuple[int, ...]
+    key: tuple[object, ...]
     pieces: dict[int, list[Piece]]
     arrived: dict[int, int]
+    unsure: list[Part]
+    """Those of which it has not been seen in which order DDP fills them."""
+    turned: list[Part]
+    """Those that DDP fills in another order than it reads them."""
 
 
 class Buckets:
@@ -52,12 +60,17 @@ class Buckets:
         self._cuts: dict[int, Cut] = {}
         self._came: dict[int, list[Cut]] = {}
         self._whole: dict[int, tuple[list[Cut], Pieces]] = {}
+        self._begun = 0
         self.reset()
 
     def reset(self) -> None:
         """Forget a step that did not finish."""
         if self._bundles is not self._state.bundles:
             self._bundles, self._cuts, self._whole = self._state.bundles, {}, {}
+        self._begun += 1
+        if self._begun <= ONCE_MORE:
+            # DDP builds its buckets anew, and their memory may have the addresses of the old ones.
+            self._cuts = {}
         # Others would keep the memory of buckets that DDP has no longer.
         recent = {id(cut) for cuts in self._came.values() for cut in cuts}
         self._cuts = {i: cut for i, cut in self._cuts.items() if id(cut) in recent}
@@ -74,11 +87,16 @@ class Buckets:
     def arrive(self, bucket: dist.GradBucket, future: "Future[object]") -> list[Bundle]:
         """Take in one bucket; the bundles that are complete with it."""
         buffer = bucket.buffer()
-        ids = [id(p) for p in bucket.parameters()]
-        key = buffer.data_ptr(), buffer.numel(), *ids
+        parameters = bucket.parameters()
+        ids = [id(p) for p in parameters]
+        key = buffer.data_ptr(), buffer.numel(), *ids, *(p.stride() for p in parameters)
         cut = self._cuts.get(bucket.index())
         if cut is None or cut.key != key:
-            cut = self._cuts[bucket.index()] = self._cut(buffer, ids, key)
+            cut = self._cuts[bucket.index()] = self._cut(buffer, parameters, key)
+        if cut.unsure:
+            self._look(cut)
+        for part in cut.turned:
+            part.turn(self._state.home(part.name)[1].stride)
         self._waiting.append(Waiting(buffer, future, set(cut.arrived)))
         complete = []
         for index, count in cut.arrived.items():
@@ -88,14 +106,28 @@ class Buckets:
                 complete.append(self._bundles[index])
         return complete
 
-    def _cut(self, buffer: Tensor, ids: Sequence[int], key: tuple[int, ...]) -> Cut:
-        homes = [self._state.home(self._names[i]) for i in ids]
-        cut = Cut(key, {}, {})
+    def _cut(self, buffer: Tensor, parameters: list[Tensor], key: tuple[object, ...]) -> Cut:
+        homes = [self._state.home(self._names[id(p)]) for p in parameters]
+        parts = buffer.split([slot.numel for _, slot in homes])
+        names = [slot.name for _, slot in homes]
+        unsure = [Part(*one) for one in zip(names, parts, parameters, strict=True)]
+        cut = Cut(key, {}, {}, unsure, [])
         for index, place, start, n in runs_of(homes, self._merge):
             cut.pieces.setdefault(index, []).append((place, buffer[start : start + n]))
         for bundle, _ in homes:
             cut.arrived[bundle.index] = cut.arrived.get(bundle.index, 0) + 1
         return cut
+
+    def _look(self, cut: Cut) -> None:
+        """Keep what waits for a parameter in the order in which DDP reads the answer."""
+        for part in cut.unsure:
+            _, slot = self._state.home(part.name)
+            stride = part.look(slot)
+            if stride != slot.stride:
+                self._state.reorder(part.name, stride)
+            if part.came != stride and part not in cut.turned:
+                cut.turned.append(part)
+        cut.unsure[:] = [part for part in cut.unsure if not part.certain]
 
     def pieces(self, bundle: Bundle) -> Pieces:
         """The bundle's gradient, in its order: slices of the buckets it came in."""

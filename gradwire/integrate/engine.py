@@ -14,6 +14,7 @@ from gradwire.accumulate import Bundle
 from gradwire.errors import AttachError, DriftError, ExchangeError
 from gradwire.integrate.buckets import Buckets, UsedParameters, Waiting
 from gradwire.integrate.handshake import meet
+from gradwire.integrate.order import stride_of
 from gradwire.integrate.ordered import OrderedThread
 from gradwire.plan.auto import Auto
 from gradwire.stages import timed_by
@@ -248,21 +249,8 @@ class Engine:
 
 def slot_of(parameter: Tensor, name: str) -> Slot:
     """The slot of a parameter, before it has a place."""
-    shape, stride = tuple(parameter.shape), parameter.stride()
-    if not _dense(shape, stride):
-        # As DDP does: a part of something larger lies in its buckets without the gaps.
-        stride = torch.empty(shape, device="meta").stride()
+    shape, stride = tuple(parameter.shape), stride_of(parameter)
     return Slot(name, shape, stride, parameter.dtype, numel=parameter.numel())
-
-
-def _dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    """Whether the entries lie side by side, in whatever order."""
-    step = 1
-    for each, size in sorted((s, n) for n, s in zip(shape, stride, strict=True) if n != 1):
-        if each != step:
-            return False
-        step *= size
-    return True
 
 
 def _unwrap(future: "Future[object]") -> Tensor:
