@@ -209,11 +209,12 @@ class State:
                 what,
                 step=self.steps,
                 bundle=bundle.index,
-                entries=self.choose(bundle).k,
                 flush=int(self._flushing),
                 skipped=int(self.skips.before),
                 learning_rate=self.worth.lr,
                 order=self._order,
+                # The last: it follows from the others, and they say why.
+                entries=self.choose(bundle).k,
             )
 
     def home(self, name: str) -> tuple[Bundle, Slot]:

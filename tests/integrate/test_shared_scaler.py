@@ -61,7 +61,7 @@ def test_an_overflow_of_another_model_puts_nothing_back(ranks, fused):
         assert hooks == [0, 0]
 
 
-def test_without_the_optimizer_the_scale_decides(ranks):
+def test_without_the_optimizer_any_overflow_decides(ranks):
     for found, _ in ranks.run(2, shared, False, False):
         assert all(error > 1e-3 for error, _ in found), "the test shows nothing"
         assert [skipped for _, skipped in found] == [3, 3]

@@ -166,3 +166,65 @@ def test_one_infinite_entry_makes_its_bundle_nan_on_every_rank(ranks):
         assert len(bundles) > 1
         assert {n for n, finite in grads.items() if not finite} == set(bad)
         assert all(residuals)
+
+
+def scale_set_by_hand(rank, reload):
+    """A loop that sets the scale itself: lower after a step that was taken, higher after one that
+    was skipped. What becomes of the steps is known from what the scaler found alone."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    ddp, wire = models.wrapped(scaler=scaler)
+    switch = {"on": False}
+    poison(ddp, "b.weight", switch)
+    ledger = Ledger(ddp, wire)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+    for step in range(8):
+        switch["on"] = step in (2, 5) and rank == 1
+        ledger.gradient(rank, step, "b.weight" if switch["on"] else None)
+        optimizer.zero_grad()
+        scaler.scale(ddp(models.data(rank, step)).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update({1: 256.0, 2: 2048.0, 4: 512.0, 5: 512.0, 6: 16.0}.get(step))
+        if step not in (2, 5):
+            ledger.update()
+        if step in reload:
+            # The state says what became of its last step, whatever the scale is by now.
+            wire.load_state_dict(wire.state_dict())
+    error, skipped = ledger.error(), wire.stats().skipped
+    wire.close()
+    return error, skipped
+
+
+def test_a_scale_that_the_user_sets_tells_nothing(ranks):
+    for reload in ((), (1, 2, 4, 5)):
+        for error, skipped in ranks.run(2, scale_set_by_hand, reload):
+            assert error < 1e-5
+            assert skipped == 2
+
+
+def saved_before(rank, poisoned):
+    """A state of an older gradwire says only the scale that its last step had."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    ddp, wire = models.wrapped(scaler=scaler)
+    switch = {"on": False}
+    poison(ddp, "b.weight", switch)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+    for step in range(2):
+        switch["on"] = poisoned and step == 1 and rank == 1
+        optimizer.zero_grad()
+        scaler.scale(ddp(models.data(rank, step)).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    state = wire.state_dict()
+    residual = wire.residual("a.weight")
+    del state["skipped"]
+    wire.load_state_dict(state)
+    same = torch.equal(residual, wire.residual("a.weight"))
+    wire.close()
+    return same, wire.stats().skipped
+
+
+def test_an_older_state_is_read(ranks):
+    for poisoned in (False, True):
+        for same, skipped in ranks.run(2, saved_before, poisoned):
+            assert same
+            assert skipped == poisoned
