@@ -205,13 +205,14 @@ def saved_before(rank, poisoned):
     """A state of an older gradwire says only the scale that its last step had."""
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     ddp, wire = models.wrapped(scaler=scaler)
-    switch = {"on": False}
-    poison(ddp, "b.weight", switch)
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+    # Where the wire does not see it: of a bundle that is not finite a state says so.
+    extra = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([*ddp.parameters(), extra], lr=0.05)
     for step in range(2):
-        switch["on"] = poisoned and step == 1 and rank == 1
         optimizer.zero_grad()
-        scaler.scale(ddp(models.data(rank, step)).square().mean()).backward()
+        loss = ddp(models.data(rank, step)).square().mean()
+        loss = loss + (extra * (float("inf") if poisoned and step == 1 else 1.0)).sum()
+        scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
     state = wire.state_dict()
