@@ -136,7 +136,7 @@ def rows_of(group: Group, what: str, **fields: float) -> list[dict[str, float]]:
 
 
 def _place(row: bytes) -> tuple[bytes, str]:
-    """The name in a row, and words for where its rank is: by custom the first number is its step."""
+    """The name in a row, and words for where its rank is. The first number is its step."""
     name, step = struct.unpack_from(f"<{NAME}sq", row)
     words = name.rstrip(b"\0").decode(errors="replace")
     return name, f"{words} at step {step}" if step else words
@@ -187,7 +187,8 @@ class DistributedGroup:
         self.bytes_sent = self.rounds = 0
         self._lent: dist.ProcessGroup | None = process_group
         """The communicator that `leave` gives back; None where it was given back."""
-        self._is_broken = False
+        self.is_broken = False
+        """Whether a collective has failed, or hangs: nobody may use the communicator again."""
         self.on_stream = device.type == "cuda" and enqueues(process_group, device)
 
     def all_gather(self, tensor: Tensor) -> Tensor:
@@ -277,7 +278,7 @@ class DistributedGroup:
         Not a collective call: `take` hands out only what every rank has given back.
         """
         parts = [part for both in self._splits.values() for part in both]
-        if self._lent is not None and not self._is_broken:
+        if self._lent is not None and not self.is_broken:
             for group in (*parts, self):
                 give_back(group.process_group)
         self._lent, self._splits = None, {}
@@ -296,7 +297,7 @@ class DistributedGroup:
 
     def give_up(self) -> None:
         """Break the connections, so that peers fail now and not at their timeout; and sign."""
-        self._is_broken = True
+        self.is_broken = True
         for part in (group for both in self._splits.values() for group in both):
             part.give_up()
         if self.on_stream or self.size == 1:

@@ -84,7 +84,9 @@ class Engine:
     def close(self) -> None:
         """End the thread. Afterwards nothing is exchanged any more."""
         if self._thread is not None:
-            self._thread.close()
+            if not self._thread.close():
+                # Nobody else may get a communicator in which a collective still hangs.
+                self._state.group.is_broken = True
             self._thread = None
         if self._used is not None:
             self._used.remove()

@@ -41,11 +41,16 @@ class OrderedThread:
         self.submit(report)
         answer.result()
 
-    def close(self) -> None:
-        """Finish what was submitted and end; a collective that never returns is not waited for."""
+    def close(self) -> bool:
+        """Finish what was submitted and end; a collective that never returns is not waited for.
+
+        Returns whether the thread is done with everything.
+        """
         self._jobs.put(None)
-        if self._thread is not threading.current_thread():
-            self._thread.join(timeout=PATIENCE)
+        if self._thread is threading.current_thread():
+            return True
+        self._thread.join(timeout=PATIENCE)
+        return not self._thread.is_alive()
 
 
 def _serve(jobs: "queue.SimpleQueue[Any]") -> None:

@@ -1,11 +1,16 @@
 """attach makes process groups of its own; after detach they do not add up."""
 
+import os
+import threading
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire.integrate import ordered
 from tests.integrate import models, sharded_models
 
 ROUNDS = 4
@@ -117,3 +122,98 @@ def test_a_group_that_is_in_use_is_not_taken(ranks):
     assert [r[:2] for r in results] == [(True, True)] * 4
     for pair in (results[:2], results[2:]):
         assert pair[0][2] == pair[1][2]
+
+
+def held():
+    """The descriptors and the threads of this process."""
+    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+
+def closed(rank, way, fields):
+    """What the process holds after each round of attach, two steps and close."""
+    counts = []
+    for _ in range(ROUNDS):
+        net = models.model()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        if way == "local steps":
+            wire = gradwire.local_steps(net, optimizer, every=1, density=0.05)
+            for step in range(2):
+                net(models.data(rank, step)).square().mean().backward()
+                optimizer.step()
+                wire.step()
+        else:
+            ddp = DistributedDataParallel(net)
+            if way == "attach":
+                wire = gradwire.attach(ddp, density=0.01, dense_below=0, **fields)
+            else:
+                wire = gradwire.State(density=0.01, dense_below=0)
+                ddp.register_comm_hook(wire, gradwire.ddp_hook)
+            models.train(ddp, rank, 2)
+            del ddp
+        wire.close()
+        dist.barrier()
+        counts.append(held())
+        end = time.monotonic() + 5
+        while counts[-1] > counts[min(1, len(counts) - 1)] and time.monotonic() < end:
+            time.sleep(0.01)  # a thread that was joined is a moment longer in /proc
+            counts[-1] = held()
+    return counts
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts in /proc")
+@pytest.mark.parametrize(
+    ("way", "fields"),
+    [
+        ("attach", {}),
+        ("attach", {"exchange": "hierarchical", "local": 1}),
+        ("hook", {}),
+        ("local steps", {}),
+    ],
+    ids=str,
+)
+def test_close_gives_threads_and_descriptors_back(ranks, way, fields):
+    for counts in ranks.run(2, closed, way, fields):
+        assert counts[1:] == [counts[1]] * (ROUNDS - 1)
+
+
+def closed_by_one(rank):
+    """Rank 0 has closed two wires and rank 1 only one of them when the next is attached."""
+    wires = [models.wrapped()[1] for _ in range(2)]
+    groups = [id(wire.group.process_group) for wire in wires]
+    wires[0].close()
+    if rank == 0:
+        wires[1].close()
+    _, third = models.wrapped()
+    taken = groups.index(id(third.group.process_group))
+    _, fourth = models.wrapped()
+    fresh = id(fourth.group.process_group) not in groups
+    wires[1].close()
+    third.close()
+    fourth.close()
+    return taken, fresh
+
+
+def test_only_what_every_rank_gave_back_is_used_again(ranks):
+    assert ranks.run(2, closed_by_one) == [(0, True)] * 2
+
+
+def hanging(rank):
+    """A wire closed while its thread is busy: its communicator is not used again."""
+    _, wire = models.wrapped()
+    group = wire.group.process_group
+    release = threading.Event()
+    wire.engine._thread.submit(release.wait)
+    ordered.PATIENCE = 0.1
+    try:
+        wire.close()
+    finally:
+        ordered.PATIENCE = 10.0
+        release.set()
+    _, other = models.wrapped()
+    same = other.group.process_group is group
+    other.close()
+    return same
+
+
+def test_a_communicator_that_hangs_is_not_used_again(ranks):
+    assert ranks.run(2, hanging) == [False, False]
