@@ -35,7 +35,8 @@ def main(folder="runs/transformers", steps=8, resume=None):
         save_steps=4,
         per_device_train_batch_size=4,
         gradient_accumulation_steps=2,
-        learning_rate=1e-3,
+        optim="sgd",  # the default is AdamW, which wants gradwire.local_steps: docs/adam.md
+        learning_rate=0.1,
         lr_scheduler_type="constant",
         use_cpu=not torch.cuda.is_available(),
         report_to="none",

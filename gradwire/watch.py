@@ -27,7 +27,8 @@ def digest(tensor: Tensor) -> Tensor:
     flat = tensor.detach().reshape(-1)
     words = flat.view({1: torch.uint8, 2: torch.int16}.get(flat.dtype.itemsize, torch.int32))
     step = WORDS_GPU if words.is_cuda else WORDS_CPU
-    places = torch.arange(min(step, words.numel()), device=words.device) << 32
+    count = min(step, words.numel())
+    places = torch.arange(count, dtype=torch.int64, device=words.device) << 32
     total = torch.zeros((), dtype=torch.int64, device=words.device)
     for start in range(0, words.numel(), step):
         part = words[start : start + step]

@@ -33,7 +33,7 @@ class Link:
 
 def measure(place: Place) -> Link:
     """All-gathers of a few sizes; the same numbers on every rank (collective)."""
-    total = torch.ones(1, device=place.device)
+    total = torch.ones(1, dtype=torch.float32, device=place.device)
     dist.all_reduce(total)
     if int(total) != place.world:
         raise RuntimeError(f"all_reduce over {place.world} ranks gave {int(total)}")

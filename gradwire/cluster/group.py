@@ -310,7 +310,10 @@ class DistributedGroup:
             peer = (self.rank + ahead) % self.size
             with contextlib.suppress(RuntimeError):
                 waiting = dist.irecv(
-                    torch.empty(1), group=self.process_group, group_src=peer, tag=0x6777
+                    torch.empty(1, dtype=torch.float32),
+                    group=self.process_group,
+                    group_src=peer,
+                    tag=0x6777,
                 )
                 if waiting is not None:
                     waiting.wait(timedelta(milliseconds=1))

@@ -43,7 +43,8 @@ def measure_links(group: DistributedGroup, control: DistributedGroup) -> Links:
 
     `group` carries the transfers, `control`, on CPU, what has to be said about them.
     """
-    group.all_reduce(torch.ones(1, device=group.device))  # NCCL connects all ranks at once
+    one = torch.ones(1, dtype=torch.float32, device=group.device)
+    group.all_reduce(one)  # NCCL connects all ranks at once
     rate, latency = ([0.0] * group.size for _ in range(2))
     for pairs in rounds(group.size):
         control.agree("round", pairs=len(pairs))
@@ -73,11 +74,11 @@ def _send(group: DistributedGroup, control: DistributedGroup, to: int) -> tuple[
     latency = min(_there_and_back(group, small, to) for _ in range(PINGS)) / 2
     size, seconds = LEAST, 0.0
     while seconds < ENOUGH and size <= MOST:
-        control.swap(torch.tensor([size]), to, None)
+        control.swap(torch.tensor([size], dtype=torch.int64), to, None)
         block = torch.zeros(size, dtype=torch.uint8, device=group.device)
         seconds = _there_and_back(group, block, to)
         size *= GROWTH
-    control.swap(torch.tensor([0]), to, None)
+    control.swap(torch.tensor([0], dtype=torch.int64), to, None)
     return 8 * block.numel() / max(seconds - latency, 1e-9), latency
 
 
@@ -90,7 +91,7 @@ def _receive(group: DistributedGroup, control: DistributedGroup, source: int) ->
 
 
 def _size(control: DistributedGroup, source: int) -> int:
-    said = control.swap(torch.tensor([0]), None, source)
+    said = control.swap(torch.tensor([0], dtype=torch.int64), None, source)
     assert said is not None
     return min(int(said), MOST)
 

@@ -13,6 +13,7 @@ from gradwire import checkpoint
 from gradwire.config import Config
 from gradwire.errors import AttachError, StateError
 from gradwire.integrate import ddp
+from gradwire.integrate.adam import warn_of_adam
 from gradwire.integrate.attached import Attached
 from gradwire.integrate.versions import require
 
@@ -35,6 +36,8 @@ def attach(
     """
     prepared = weakref.ref(_inner(accelerator, model))
     wire = ddp.attach(model, config, scaler=accelerator.scaler, **fields)
+    own = {id(parameter) for parameter in model.parameters()}
+    warn_of_adam(wire, (o for o in accelerator._optimizers if own & _parameters_of(o)))
     accelerator.register_save_state_pre_hook(functools.partial(_save, wire, prepared))
     accelerator.register_load_state_pre_hook(functools.partial(_load, wire, prepared))
     accelerator.register_for_checkpointing(_Mark(wire))
@@ -88,6 +91,10 @@ def _place(folder: str, prepared: "weakref.ref[nn.Module]", models: list[nn.Modu
     if number is None:
         return None
     return Path(folder) / (f"gradwire_{number}" if number else "gradwire")
+
+
+def _parameters_of(optimizer: Any) -> set[int]:
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
 def _inner(accelerator: object, model: object) -> nn.Module:

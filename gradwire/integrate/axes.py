@@ -48,7 +48,8 @@ def check_axes(
             f"replicate_group {across} and the shard mesh {inside} share ranks {common}, not only "
             f"rank {rank}: {FIX}"
         )
-    place = torch.tensor([inside.index(rank), len(inside)], device=device)
+    mine = [inside.index(rank), len(inside)]
+    place = torch.tensor(mine, dtype=torch.int64, device=device)
     rows = DistributedGroup(replicas, device).all_gather(place).tolist()
     for other, row in zip(across, rows, strict=True):
         if row != rows[0]:

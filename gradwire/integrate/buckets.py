@@ -197,7 +197,8 @@ class UsedParameters:
     def unused_everywhere(self, bundle: Bundle, state: State) -> list[Slot]:
         """The bundle's parameters that no rank used. Asks the host; costs a small all-reduce."""
         mine = [float(slot.name in self._used) for slot in bundle.slots]
-        used = state.group.all_reduce(torch.tensor(mine, device=state.device)).tolist()
+        counts = torch.tensor(mine, dtype=torch.float32, device=state.device)
+        used = state.group.all_reduce(counts).tolist()
         return [slot for slot, count in zip(bundle.slots, used, strict=True) if count == 0]
 
     def clear(self) -> None:

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from gradwire.config import Config, configure
 from gradwire.errors import AttachError
+from gradwire.integrate.adam import warn_of_adam
 from gradwire.integrate.attached import Attached
 from gradwire.integrate.engine import Engine
 from gradwire.integrate.refuse import (
@@ -23,6 +24,7 @@ from gradwire.integrate.refuse import (
     refuse_watched_join,
     unwrap,
 )
+from gradwire.integrate.versions import note_torch
 from gradwire.plan.auto import split_bounds
 from gradwire.state import State
 
@@ -87,6 +89,7 @@ def attach(
         fields |= {"scaler": scaler, "optimizer": optimizer}
         return attach_sharded(model, config, replicate_group, fields)
     module = unwrap(model)
+    note_torch()
     refuse_unsupported(module)
     port = _ports.get(module)
     if port is None and getattr(module, "_comm_hooks", None):
@@ -107,6 +110,8 @@ def attach(
         module.register_comm_hook(port, _port_hook)
         _ports[module] = port
     port.wire = wire
+    if optimizer is not None:
+        warn_of_adam(wire, [optimizer])
     return wire
 
 

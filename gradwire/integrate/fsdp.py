@@ -13,12 +13,14 @@ from gradwire import sharded
 from gradwire.accumulate import Bundle
 from gradwire.cluster.group import DistributedGroup
 from gradwire.config import Config
-from gradwire.errors import AttachError, ConfigError, GradwireError
+from gradwire.errors import AttachError, ConfigError, GradwireError, one_line
+from gradwire.integrate.adam import warn_of_adam
 from gradwire.integrate.attached import Attached
 from gradwire.integrate.axes import check_axes, group_of, own_group, share
 from gradwire.integrate.handshake import compare, meet
 from gradwire.integrate.shards import Shards
 from gradwire.integrate.units import Unit, sharded_parameters, units_of
+from gradwire.integrate.versions import note_torch, torch_is_unknown
 from gradwire.names import unwrapped
 from gradwire.types import Slot
 from gradwire.watch import Watch
@@ -126,7 +128,8 @@ class ShardedWire(Attached):
         for unit in self.units:
             for place in unit.places:
                 if place.name == name and not place.numel:
-                    return torch.zeros(place.parameter.sharded_size, device=self.device)
+                    size = place.parameter.sharded_size
+                    return torch.zeros(size, dtype=torch.float32, device=self.device)
         return super().residual(name)
 
     def state_dict(self) -> dict[str, Any]:
@@ -146,7 +149,13 @@ def attach_sharded(
 ) -> ShardedWire:
     """See `attach`."""
     root = _root(model)
-    units = units_of(root)
+    note_torch()
+    try:
+        units = units_of(root)
+    except AttributeError as error:
+        raise AttachError(
+            f"FSDP2 is not as gradwire knows it ({one_line(error)}); {torch_is_unknown()}"
+        ) from error
     replicas = group_of(replicate_group)
     device = units[0].group.device
     check_axes(replicas, units[0].group.mesh_info.shard_process_group, device)
@@ -154,6 +163,8 @@ def attach_sharded(
     wire = ShardedWire(root, units, config, process_group=replicas, **fields)
     _open(wire, root, device)
     _broadcast(wire, root)
+    if fields.get("optimizer") is not None:
+        warn_of_adam(wire, [fields["optimizer"]])
     port = Port(replicas, wire)
     for unit in units:
         unit.group.modules[0].set_all_reduce_hook(Hook(port, unit.index))

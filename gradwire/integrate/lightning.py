@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.checkpoint import MANIFEST, load, save
 from gradwire.config import Config
 from gradwire.errors import ConfigError, StateError
+from gradwire.integrate.adam import warn_of_adam
 from gradwire.integrate.attached import Attached
 from gradwire.integrate.ddp import attach, check_fields
 from gradwire.integrate.versions import require
@@ -62,6 +63,8 @@ class GradwireStrategy(DDPStrategy):
 
     def setup(self, trainer: Trainer) -> None:
         super().setup(trainer)
+        if self.wire is not None:
+            warn_of_adam(self.wire, self.optimizers)
         # A checkpoint that was loaded for a test must not reach into the next fit.
         self._file = self._steps = None
 

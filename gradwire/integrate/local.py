@@ -81,7 +81,13 @@ class LocalSteps(State):
     def _meet(self, group: Ranks) -> None:
         """Meet the other ranks, and take over rank 0's weights. A collective call."""
         device = next(iter(self._weights.values())).device
-        slots = slots_of({n: torch.empty(p.shape, device="meta") for n, p in self._weights.items()})
+        # Differences of weights are in fp32, whatever the weights are in.
+        slots = slots_of(
+            {
+                name: torch.empty(p.shape, dtype=torch.float32, device="meta")
+                for name, p in self._weights.items()
+            }
+        )
         if group is None or isinstance(group, dist.ProcessGroup):
             rule = {"every": self.every, "outer": [self.outer_lr, self.outer_momentum]}
             rule |= {"keep_unsent": self.keep_unsent}

@@ -73,7 +73,7 @@ def slots_of(named: Mapping[str, Tensor]) -> list[Slot]:
         Slot(
             name,
             tuple(t.shape),
-            torch.empty(t.shape, device="meta").stride(),
+            torch.empty(t.shape, dtype=t.dtype, device="meta").stride(),
             t.dtype,
             0,
             t.numel(),

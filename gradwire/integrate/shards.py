@@ -166,7 +166,7 @@ class Shards:
         device = self.shards.device
         with torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext():
             self._settle_others()
-            bad = torch.zeros(1, device=device)
+            bad = torch.zeros(1, dtype=torch.float32, device=device)
             for bundle in self._delivered():
                 assert bundle.delivered is not None, "a bundle was processed without delivering"
                 bad += ~bundle.delivered.ok

@@ -11,6 +11,7 @@ from gradwire import checkpoint
 from gradwire.config import Config
 from gradwire.errors import AttachError, StateError
 from gradwire.integrate import ddp
+from gradwire.integrate.adam import warn_of_adam
 from gradwire.integrate.ddp import Wire
 from gradwire.integrate.versions import require
 
@@ -31,7 +32,9 @@ def attach(trainer: Trainer, config: Config | None = None, **fields: Any) -> "Gr
         callback = attach(trainer, method="topk", density=0.001)
         trainer.train()
 
-    The fields are those of `gradwire.attach`. `callback.wire` is the wire, from the start of
+    The fields are those of `gradwire.attach`. Say optim="sgd" in TrainingArguments: in front of
+    AdamW, the Trainer's default, a sparse method ruins the training, and attach warns of it.
+    `callback.wire` is the wire, from the start of
     `train` on. Every checkpoint-N holds a folder gradwire with every rank's part, which
     `trainer.train(resume_from_checkpoint=...)` reads, on any number of ranks.
     """
@@ -81,6 +84,7 @@ class GradwireCallback(TrainerCallback):
             scaler = self._trainer.accelerator.scaler
             wire = ddp.attach(model, self._config, scaler=scaler, **self._fields)
             self.wire = cast(Wire, wire)
+            warn_of_adam(wire, [self._trainer.optimizer])
         if self._resume:
             self._load(args.output_dir, state)
         if not args.save_only_model:

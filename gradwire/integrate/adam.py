@@ -1,0 +1,37 @@
+"""A warning where entries that wait meet an optimiser that divides by their size."""
+
+import warnings
+from collections.abc import Iterable
+
+from gradwire.state import State
+
+
+def warn_of_adam(state: State, optimizers: Iterable[object]) -> None:
+    """Warn, in one line, when a method that leaves entries out is put in front of Adam.
+
+    The first step of a language model shows nothing of it: the loss falls, and stays too high.
+    """
+    name = next((name for name in map(_adam_like, optimizers) if name), "")
+    config = state.config
+    is_sparse = config.density < 1 and config.method != "dense" and "dense" not in config.exchange
+    if name and (is_sparse or state.auto is not None):
+        method = "auto" if state.auto is not None else config.method
+        warnings.warn(
+            f"{name} after method={method!r}: entries arrive late, as sums that {name} divides by "
+            f"their size. At density 0.01 a GPT of 10.7 million parameters ended 43 % above the "
+            f"loss of dense AdamW. Use gradwire.local_steps, or SGD (docs/adam.md)",
+            stacklevel=2,
+        )
+
+
+def _adam_like(optimizer: object) -> str:
+    """The name of an optimiser that is Adam or like it; nothing for another one.
+
+    Trainers wrap optimisers, some of them more than once.
+    """
+    for _ in range(4):
+        optimizer = getattr(optimizer, "optimizer", optimizer)
+    name = type(optimizer).__name__
+    groups = getattr(optimizer, "param_groups", [])
+    alike = "adam" in name.lower() or any({"betas", "eps"} <= set(group) for group in groups)
+    return name if alike else ""

@@ -1,0 +1,149 @@
+"""Who is told that a sparse method stands in front of Adam."""
+
+import warnings
+
+import pytest
+import torch
+
+from gradwire import State
+from gradwire.integrate.adam import warn_of_adam
+from tests.integrate import models, trainers
+
+WORDS = "At density 0.01 a GPT of 10.7 million parameters ended 43 % above the loss of dense AdamW"
+
+
+class Lamb(torch.optim.Optimizer):
+    """Another package's, known by what it is told."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 1.0, "betas": (0.9, 0.999), "eps": 1e-6})
+
+
+class Lion(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 1.0, "betas": (0.9, 0.99)})
+
+
+class Wrapper:
+    """As trainers wrap optimisers."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+
+def said(optimizer, **fields):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn_of_adam(State(**fields), [optimizer])
+    return [str(w.message) for w in caught]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "name"),
+    [
+        ("AdamW", {"density": 0.01}, "AdamW after method='topk'"),
+        ("Adamax", {"method": "randk", "density": 0.5}, "Adamax after method='randk'"),
+        ("Lamb", {"density": 0.01}, "Lamb after"),
+        ("wrapped AdamW", {"density": 0.01}, "AdamW after"),
+        ("SGD", {"density": 0.01}, ""),
+        ("Lion", {"density": 0.01}, ""),
+        ("AdamW", {"method": "dense"}, ""),
+        ("AdamW", {"density": 1.0}, ""),
+        ("AdamW", {"method": "topk/dense-bf16", "density": 0.01}, ""),
+    ],
+)
+def test_it_is_said_where_it_is_true(kind, fields, name):
+    parameters = [torch.nn.Parameter(torch.ones(3))]
+    make = {"Lamb": Lamb, "Lion": Lion}.get(kind.split()[-1])
+    optimizer = (make or getattr(torch.optim, kind.split()[-1]))(parameters)
+    if kind.startswith("wrapped"):
+        optimizer = Wrapper(Wrapper(optimizer))
+    lines = said(optimizer, **fields)
+    assert len(lines) == bool(name)
+    assert all(line.startswith(name) and WORDS in line and "docs/adam.md" in line for line in lines)
+    assert all("\n" not in line for line in lines)
+
+
+def heard(rank, way, kind):
+    """What the integration says of this optimiser."""
+    if way == "attach":
+        scaler = torch.amp.GradScaler("cpu")
+        net = models.model()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            optimizer = getattr(torch.optim, kind)(net.parameters(), lr=0.1)
+            _, wire = models.wrapped(net=net, scaler=scaler, optimizer=optimizer)
+        wire.close()
+        return [str(w.message) for w in caught if "docs/adam.md" in str(w.message)]
+    with trainers.launched(rank), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        globals()[f"_{way}"](rank, kind)
+    return [str(w.message) for w in caught if "docs/adam.md" in str(w.message)]
+
+
+def _accelerate(rank, kind):
+    from accelerate import Accelerator
+
+    from gradwire.integrate.accelerate import attach
+
+    accelerator = Accelerator(cpu=True)
+    net, other = models.model(), models.model(1)
+    optimizer = getattr(torch.optim, kind)(net.parameters(), lr=0.1)
+    # That of another model is none of our business.
+    foreign = torch.optim.AdamW(other.parameters())
+    net, optimizer, foreign = accelerator.prepare(net, optimizer, foreign)
+    attach(accelerator, net, density=0.01).close()
+
+
+def _transformers(rank, kind):
+    import tempfile
+
+    from gradwire.integrate.transformers import attach
+    from tests.integrate.test_transformers import trainer_of
+
+    with tempfile.TemporaryDirectory() as folder:
+        options = {} if kind == "AdamW" else {"optim": "sgd"}
+        trainer = trainer_of(folder, 1, save_strategy="no", **options)
+        callback = attach(trainer, density=0.01)
+        trainer.train()
+        callback.wire.close()
+
+
+def _lightning(rank, kind):
+    from lightning.pytorch import LightningModule, Trainer
+
+    from gradwire.integrate.lightning import GradwireStrategy
+
+    class Module(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = models.model()
+
+        def training_step(self, batch, _):
+            return self.net(batch).square().mean()
+
+        def configure_optimizers(self):
+            return getattr(torch.optim, kind)(self.parameters(), lr=0.1)
+
+    batches = torch.utils.data.DataLoader(torch.randn(16, 31), batch_size=8)
+    Trainer(
+        strategy=GradwireStrategy(density=0.01),
+        accelerator="cpu",
+        devices=torch.distributed.get_world_size(),
+        max_steps=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    ).fit(Module(), batches)
+
+
+@pytest.mark.parametrize("way", ["attach", "accelerate", "transformers", "lightning"])
+def test_every_integration_says_it_once(ranks, way):
+    if way != "attach":
+        pytest.importorskip(way)
+        trainers.import_on(ranks, way)
+    for lines in ranks.run(2, heard, way, "AdamW"):
+        assert len(lines) == 1
+        assert WORDS in lines[0]
+    assert ranks.run(2, heard, way, "SGD") == [[], []]
