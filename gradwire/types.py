@@ -106,8 +106,8 @@ class Memory(dict[str, Tensor]):
             ends.append(total)
         self.entries = total
         self.offsets = [slot.offset for slot in slots]
-        self._ends = torch.tensor(ends, device=device)
-        self._shifts = torch.tensor(shifts, device=device)
+        self._ends = torch.tensor(ends, dtype=torch.int64, device=device)
+        self._shifts = torch.tensor(shifts, dtype=torch.int64, device=device)
 
     def real(self, u: Tensor) -> int:
         """How many entries of u are not padding."""

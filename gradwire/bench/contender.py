@@ -58,7 +58,9 @@ class Task:
             scores = self.model.eval()(self.inputs[:1])
         self.model.train()
         shape = (job.batch, *scores.shape[1:-1])
-        self.targets = torch.randint(scores.shape[-1], shape, device=device).flatten()
+        self.targets = torch.randint(
+            scores.shape[-1], shape, dtype=torch.int64, device=device
+        ).flatten()
         fused = device.type == "cuda"
         self.optimizer = torch.optim.SGD(self.model.parameters(), LEARNING_RATE, fused=fused)
         self._autocast = job.autocast == "bf16"
@@ -87,9 +89,10 @@ def examples(
 ) -> Tensor:
     """A batch of noise, or of random tokens where the network reads words."""
     if task != "language":
-        return torch.randn(batch, *shape, device=device)
+        dtype = next(model.parameters()).dtype
+        return torch.randn(batch, *shape, dtype=dtype, device=device)
     words = next(m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding))
-    return torch.randint(words, (batch, *shape), device=device)
+    return torch.randint(words, (batch, *shape), dtype=torch.int64, device=device)
 
 
 @dataclass
@@ -136,7 +139,7 @@ class Contender:
         task.begins()
         task.forward(self.ddp).backward()
         if self.name == "barrier":
-            dist.all_reduce(torch.zeros(1, device=task.device))
+            dist.all_reduce(torch.zeros(1, dtype=torch.float32, device=task.device))
         task.update()
 
     def bytes_of(self, entries: int, ranks: int) -> int | None:

@@ -15,12 +15,14 @@ LENGTHS = (64, 64, 256, 4096, 36_864, 65_536, 589_824, 1_048_576)
 
 def gaussian(size: int, generator: torch.Generator) -> Tensor:
     """N(0, 1)."""
-    return torch.randn(size, device=generator.device, generator=generator)
+    return torch.randn(size, dtype=torch.float32, device=generator.device, generator=generator)
 
 
 def laplace(size: int, generator: torch.Generator) -> Tensor:
     """Exponential magnitudes with random signs."""
-    magnitudes = torch.empty(size, device=generator.device).exponential_(generator=generator)
+    magnitudes = torch.empty(size, dtype=torch.float32, device=generator.device).exponential_(
+        generator=generator
+    )
     return magnitudes.copysign(gaussian(size, generator))
 
 
@@ -44,14 +46,16 @@ def network(size: int, generator: torch.Generator) -> Tensor:
     As in real networks large entries lie together, in small layers, and groups of entries say
     little about how many there are.
     """
-    lengths = torch.tensor(LENGTHS, device=generator.device).repeat(-(-size // sum(LENGTHS)))
+    lengths = torch.tensor(LENGTHS, dtype=torch.int64, device=generator.device).repeat(
+        -(-size // sum(LENGTHS))
+    )
     scales = torch.exp(0.5 * gaussian(len(lengths), generator)) / lengths
     return gaussian(size, generator) * scales.repeat_interleave(lengths)[:size]
 
 
 def zeros(size: int, generator: torch.Generator) -> Tensor:
     """N(0, 1), nine in ten of them zero."""
-    kept = torch.rand(size, device=generator.device, generator=generator) < 0.1
+    kept = torch.rand(size, dtype=torch.float32, device=generator.device, generator=generator) < 0.1
     return gaussian(size, generator) * kept
 
 

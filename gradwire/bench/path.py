@@ -39,7 +39,10 @@ def local_path(
     choice = choose(sets[0][0], config, 0, RANKS, False)
     messages = [_message(sets[0][0], choice.k, config, seed) for seed in range(RANKS)]
     group = Replay(torch.stack(messages))
-    outs = [torch.empty(bundle.size + 1, device=never.device) for bundle, _ in sets[:1]]
+    outs = [
+        torch.empty(bundle.size + 1, dtype=torch.float32, device=never.device)
+        for bundle, _ in sets[:1]
+    ]
 
     def step(bundle: Bundle, gradient: Tensor) -> Callable[[], object]:
         bundle.buffer.zero_()
@@ -57,7 +60,7 @@ def _message(bundle: Bundle, k: int, config: Config, seed: int) -> Tensor:
     """What another rank would send: the largest entries of noise."""
     device = bundle.buffer.device
     generator = torch.Generator(device).manual_seed(seed + 1)
-    u = torch.randn(bundle.size, device=device, generator=generator)
+    u = torch.randn(bundle.size, dtype=torch.float32, device=device, generator=generator)
     sparse = METHODS[config.method].run(u, k, bundle.memory, None)
     finite = torch.ones((), dtype=torch.bool, device=device)
     return encode(sparse, finite, config.encoding).buffer

@@ -76,7 +76,7 @@ def _norms(rows: Tensor) -> Tensor:
 
 def binned(costs: Tensor, ranks: int) -> Tensor:
     """The bin of each piece: the costliest first, there and back again."""
-    place = torch.arange(costs.numel(), device=costs.device)
+    place = torch.arange(costs.numel(), dtype=torch.int64, device=costs.device)
     there, column = place // ranks % 2 == 0, place % ranks
     order = costs.argsort(descending=True, stable=True)
     return torch.empty_like(place).scatter_(
@@ -93,5 +93,5 @@ def _bounds(memory: Memory, u: Tensor) -> Tensor:
             blocks = -(-(end - start) // ALIGN)
             parts = min(memory.ranks if end - start > u.numel() / memory.ranks else 1, blocks)
             bounds += [start + blocks * i // parts * ALIGN for i in range(1, parts)] + [end]
-        memory.fixed["bounds"] = torch.tensor(bounds, device=u.device)
+        memory.fixed["bounds"] = torch.tensor(bounds, dtype=torch.int64, device=u.device)
     return memory.fixed["bounds"]

@@ -26,7 +26,8 @@ def exdyna(u: Tensor, k: int, memory: Memory, scan: Scan | None = None) -> Spars
     if memory.ranks > 1:
         starts = _starts(memory, u)
         mine = turn(memory, u.device)
-        block = torch.arange(u.numel() // ALIGN, device=u.device) // _per_block(u.numel())
+        place = torch.arange(u.numel() // ALIGN, dtype=torch.int64, device=u.device)
+        block = place // _per_block(u.numel())
         low, high = starts.gather(0, torch.stack([mine, mine + 1])).unbind()
         inside = (block >= low) & ((block < high) | (mine == memory.ranks - 1))
     return passing(u, k, inside, memory, scan)
@@ -45,8 +46,8 @@ def exdyna_learns(memory: Memory, agreed: Sparse, k: int) -> None:
 
 def moved(starts: Tensor, counts: Tensor, least: int) -> Tensor:
     """The starts after one block has moved wherever two neighbours are uneven."""
-    even = counts.sum() / counts.numel()
-    over, under = counts > UNEVEN * even, counts * UNEVEN < even
+    even, shares = counts.sum().float() / counts.numel(), counts.float()
+    over, under = shares > UNEVEN * even, shares * UNEVEN < even
     # Both neighbours may take a block of the same part.
     gives = starts.diff() >= least + 2
     left = over[:-1] & under[1:] & gives[:-1]
@@ -59,7 +60,7 @@ def moved(starts: Tensor, counts: Tensor, least: int) -> Tensor:
 def _starts(memory: Memory, u: Tensor) -> Tensor:
     """As remembered; made anew for another number of workers."""
     if memory.get("starts", u).numel() != memory.ranks + 1:
-        even = torch.arange(memory.ranks + 1, device=u.device)
+        even = torch.arange(memory.ranks + 1, dtype=torch.int64, device=u.device)
         memory["starts"] = even * _blocks(u.numel()) // memory.ranks
     return memory["starts"]
 

@@ -25,7 +25,7 @@ def micro(u: Tensor, k: int, memory: Memory, scan: Scan | None = None) -> Sparse
     if memory.ranks > 1:
         mine, blocks = turn(memory, u.device), u.numel() // ALIGN
         low, high = mine * blocks // memory.ranks, (mine + 1) * blocks // memory.ranks
-        block = torch.arange(blocks, device=u.device)
+        block = torch.arange(blocks, dtype=torch.int64, device=u.device)
         inside = (block >= low) & (block < high)
     return passing(u, k, inside, memory, scan)
 

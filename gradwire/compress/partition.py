@@ -64,9 +64,10 @@ def follow(memory: Memory, chosen: Tensor, k: int) -> None:
     """Scale theta after a step in which all workers together chose so many."""
     theta = memory["theta"]
     pace = memory.setdefault("pace", torch.full_like(theta, PACE))
-    ratio = chosen / k
+    ratio = chosen.float() / k
     pace.copy_(next_pace(pace, ratio))
-    fine = torch.where(ratio > 1, 1.00125, 0.99875)
+    # A tensor in every choice: of numbers alone the user's default dtype would come out.
+    fine = torch.where(ratio > 1, torch.full_like(ratio, 1.00125), 0.99875)
     fine = torch.where(ratio > 1.1, 1.005, torch.where(ratio <= 1 / 1.1, 0.995, fine))
     theta.mul_(torch.where(is_far(ratio), pace.exp(), fine))
 
@@ -81,9 +82,10 @@ def next_pace(pace: Tensor, ratio: Tensor) -> Tensor:
 
     Only what all workers know goes in, so that their thresholds move together.
     """
-    side = torch.where(ratio > 1, 1.0, -1.0)
+    side = torch.where(ratio > 1, torch.ones_like(ratio), -1.0)
     same = pace * side > 0
-    size = pace.abs() * torch.where(is_far(ratio), torch.where(same, 1.5, 0.25), 0)
+    more = torch.where(same, torch.full_like(pace, 1.5), 0.25)
+    size = pace.abs() * torch.where(is_far(ratio), more, 0)
     return side * size.clamp(PACE, 50 * PACE)
 
 

@@ -32,7 +32,8 @@ def sidco(
     most = min(MOST, max(1, math.ceil(math.log2(1 / share)))) if k else 1
     for name, start in (("stages", min(START, most)), ("calls", 0), ("ratios", 0.0)):
         if name not in memory:
-            memory[name] = torch.full((), start, device=u.device)
+            dtype = torch.float32 if isinstance(start, float) else torch.int64
+            memory[name] = torch.full((), start, dtype=dtype, device=u.device)
     stages, step = memory["stages"], stride(u.numel(), SAMPLE)
     edge = kernels.fit(u, step, share, stages, most) if k else u.new_zeros(())
     sparse = beyond(u, edge, room(k, u.numel(), capacity), scan)

@@ -32,11 +32,11 @@ def threshold(
     `capacity` times k entries the largest are taken.
     """
     if value:
-        below = float(just_below(torch.tensor(float(value))))
-        edge = torch.full((), below, device=u.device)
+        below = float(just_below(torch.tensor(float(value), dtype=torch.float32)))
+        edge = torch.full((), below, dtype=torch.float32, device=u.device)
     else:
         if "threshold" not in memory:
-            memory["threshold"] = torch.zeros((), device=u.device)
+            memory["threshold"] = torch.zeros((), dtype=torch.float32, device=u.device)
         step = stride(u.numel(), SEEN)
         scale = (memory.real(u) / -(-u.numel() // step) / max(1, k)) ** 0.5 / 2
         edge = kernels.once(memory["threshold"], u, step, scale)

@@ -100,5 +100,8 @@ class Dataset:
     @cached_property
     def _moments(self) -> tuple[Tensor, Tensor]:
         """Kept on the device: a copy from the host waits for it."""
-        mean, std = (torch.tensor(x, device=self.train.device) for x in (self.mean, self.std))
+        mean, std = (
+            torch.tensor(x, dtype=torch.float32, device=self.train.device)
+            for x in (self.mean, self.std)
+        )
         return mean.view(-1, 1, 1), std.view(-1, 1, 1)

@@ -55,5 +55,6 @@ def _test_indices(labels: Tensor) -> Tensor:
     picked = []
     for digit in range(10):
         members = (labels == digit).nonzero().flatten()
-        picked.append(members[torch.randperm(len(members), generator=draw)[:TEST_PER_CLASS]])
+        order = torch.randperm(len(members), dtype=torch.int64, generator=draw)
+        picked.append(members[order[:TEST_PER_CLASS]])
     return torch.cat(picked)

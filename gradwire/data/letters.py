@@ -25,7 +25,7 @@ def load_letters(folder: Path, window: int) -> Text:
         raise DataError(f"{path} is not UTF-8 text: {error.reason}. Fetch it again.") from error
     letters = sorted(set(text))
     numbers = {letter: i for i, letter in enumerate(letters)}
-    stream = torch.tensor([numbers[letter] for letter in text])
+    stream = torch.tensor([numbers[letter] for letter in text], dtype=torch.int64)
     split = int(TRAIN * len(stream))
     return Text("shakespeare", stream[:split], stream[split:], len(letters), window)
 

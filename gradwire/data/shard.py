@@ -63,4 +63,6 @@ class Shard:
 @lru_cache(maxsize=4)
 def _order(examples: int, seed: int) -> Tensor:
     """Kept, because all virtual workers ask for the same one at every step."""
-    return torch.randperm(examples, generator=torch.Generator().manual_seed(seed))
+    return torch.randperm(
+        examples, dtype=torch.int64, generator=torch.Generator().manual_seed(seed)
+    )

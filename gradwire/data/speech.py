@@ -78,9 +78,10 @@ class Speech:
         pictures = [spectrogram(sound.to(self.device)) for sound in sounds]
         frames = [picture.shape[1] for picture in pictures]
         padded = [F.pad(p, (0, max(frames) - p.shape[1])) for p in pictures]
-        counts = torch.tensor([len(part) for part in letters])
+        counts = torch.tensor([len(part) for part in letters], dtype=torch.int64)
         classes = torch.cat(list(letters)).to(self.device)
-        return torch.stack(padded), torch.tensor(frames, device=self.device), classes, counts
+        lengths = torch.tensor(frames, dtype=torch.int64, device=self.device)
+        return torch.stack(padded), lengths, classes, counts
 
 
 def spectrogram(sound: Tensor) -> Tensor:
@@ -88,7 +89,7 @@ def spectrogram(sound: Tensor) -> Tensor:
 
     [161, frames]; frame t is centred on sample 160 t.
     """
-    window = torch.hamming_window(FRAME, device=sound.device)
+    window = torch.hamming_window(FRAME, dtype=torch.float32, device=sound.device)
     waves = torch.stft(sound.float(), FRAME, HOP, window=window, return_complex=True)
     loud = waves.abs().log1p()
     return (loud - loud.mean()) / (loud.std() + 1e-6)

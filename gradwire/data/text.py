@@ -63,10 +63,10 @@ class Text:
 
     def test_batch(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Test windows [start, stop)."""
-        return self._windows(self.test, torch.arange(start, stop))
+        return self._windows(self.test, torch.arange(start, stop, dtype=torch.int64))
 
     def _windows(self, stream: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-        within = torch.arange(self.window + 1, device=stream.device)
+        within = torch.arange(self.window + 1, dtype=torch.int64, device=stream.device)
         found = stream[indices.to(stream.device)[:, None] * self.window + within]
         return found[:, :-1], found[:, 1:]
 
@@ -87,7 +87,9 @@ def load_text(name: str, folder: Path, window: int) -> Text:
             "The files do not belong together; fetch them again."
         )
     unknown = numbers.get(UNKNOWN, 0)
-    first, second = (torch.tensor([numbers.get(w, unknown) for w in p]) for p in (train, test))
+    first, second = (
+        torch.tensor([numbers.get(w, unknown) for w in p], dtype=torch.int64) for p in (train, test)
+    )
     return Text(name, first, second, words=len(numbers), window=window)
 
 

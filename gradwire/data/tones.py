@@ -19,14 +19,14 @@ def load_tones() -> Speech:
 
 
 def _utterance(draw: torch.Generator) -> tuple[Tensor, Tensor]:
-    count = int(torch.randint(2, 6, (), generator=draw))
-    chosen = torch.randint(len(ALPHABET), (count,), generator=draw).tolist()
-    time = torch.arange(int(SECONDS * RATE)) / RATE
-    silence = torch.zeros(RATE // 20)
+    count = int(torch.randint(2, 6, (), dtype=torch.int64, generator=draw))
+    chosen = torch.randint(len(ALPHABET), (count,), dtype=torch.int64, generator=draw).tolist()
+    time = torch.arange(int(SECONDS * RATE), dtype=torch.float32) / RATE
+    silence = torch.zeros(RATE // 20, dtype=torch.float32)
     parts = [silence]
     for letter in chosen:
         parts += [torch.sin(2 * torch.pi * 300 * (letter + 1) * time), silence]
     sound = torch.cat(parts)
-    sound += 0.05 * torch.randn(len(sound), generator=draw)
+    sound += 0.05 * torch.randn(len(sound), dtype=torch.float32, generator=draw)
     word = "".join(ALPHABET[letter] for letter in chosen)
     return (8000 * sound).to(torch.int16), classes(word, "tones")

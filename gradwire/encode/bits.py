@@ -13,7 +13,7 @@ def words_for(bits: int) -> int:
 def put_bits(numbers: Tensor, width: int) -> Tensor:
     """int32 words with `width` (0 to 31) bits of each number, one behind the other."""
     n = words_for(numbers.numel() * width)
-    at = torch.arange(numbers.numel(), device=numbers.device) * width
+    at = torch.arange(numbers.numel(), dtype=torch.int64, device=numbers.device) * width
     shifted = numbers.long() << (at & 31)
     # The bits of different numbers never overlap, so adding is setting, in whatever order.
     words = torch.zeros(n + 1, dtype=torch.int64, device=numbers.device)
@@ -25,7 +25,7 @@ def put_bits(numbers: Tensor, width: int) -> Tensor:
 def get_bits(words: Tensor, count: int, width: int) -> Tensor:
     """The `count` numbers that `put_bits` stored, int64; of many rows at once, too."""
     wide = pad(words.long() & 0xFFFFFFFF, (0, 2))
-    at = torch.arange(count, device=words.device) * width
+    at = torch.arange(count, dtype=torch.int64, device=words.device) * width
     low, high = wide[..., at >> 5], wide[..., (at >> 5) + 1]
     return ((low >> (at & 31)) | (high << (32 - (at & 31)))) & ((1 << width) - 1)
 
@@ -39,11 +39,12 @@ def put_positions(positions: Tensor, real: Tensor, bits: int) -> Tensor:
 
 def get_positions(words: Tensor, count: int, missing: int) -> Tensor:
     """The first `count` set positions of each row, ascending, int64; `missing` for the others."""
-    shifts = torch.arange(32, device=words.device)
+    shifts = torch.arange(32, dtype=torch.int64, device=words.device)
     bits = ((words.long().unsqueeze(-1) >> shifts) & 1).flatten(-2)
     place = torch.where(bits == 1, bits.cumsum(-1) - 1, count).clamp_(max=count)
     out = words.new_full((*words.shape[:-1], count + 1), missing, dtype=torch.int64)
-    out.scatter_(-1, place, torch.arange(bits.shape[-1], device=words.device).expand_as(place))
+    order = torch.arange(bits.shape[-1], dtype=torch.int64, device=words.device)
+    out.scatter_(-1, place, order.expand_as(place))
     return out[..., :count]
 
 

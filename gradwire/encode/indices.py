@@ -74,7 +74,7 @@ def _put_packed(where: Tensor, size: int) -> Tensor:
     capacity = where.numel()
     low = low_bits(size, capacity)
     _, words = word_parts("packed", size, capacity)
-    at = (where >> low) + torch.arange(capacity, device=where.device)
+    at = (where >> low) + torch.arange(capacity, dtype=torch.int64, device=where.device)
     high = put_positions(at, torch.ones_like(at, dtype=torch.bool), 32 * words)
     return torch.cat([put_bits(where & ((1 << low) - 1), low), high])
 
@@ -83,14 +83,14 @@ def _get_packed(words: Tensor, size: int, capacity: int) -> Tensor:
     low = low_bits(size, capacity)
     split, _ = word_parts("packed", size, capacity)
     # What has no bit is at -1, and stays below zero: outside.
-    order = torch.arange(capacity, device=words.device)
+    order = torch.arange(capacity, dtype=torch.int64, device=words.device)
     high = get_positions(words[..., split:], capacity, -1) - order
     return (high << low) | get_bits(words[..., :split], capacity, low)
 
 
 def _put_local(where: Tensor, size: int) -> Tensor:
     blocks, words = word_parts("local16", size, where.numel())
-    ends = (torch.arange(blocks, device=where.device) + 1) * LOCAL
+    ends = (torch.arange(blocks, dtype=torch.int64, device=where.device) + 1) * LOCAL
     below = torch.searchsorted(where, ends.clamp(max=size), out_int32=True)
     places = where.new_zeros(2 * words, dtype=torch.int16)
     places[: where.numel()] = torch.where(where < size, where, 0)

@@ -36,7 +36,7 @@ def next_noise(memory: Memory, device: torch.device) -> Noise:
 
 def random_words(noise: Noise, count: int) -> Tensor:
     """`count` numbers of 32 bits, int64: number i is mix(i x golden ratio + mix(key + step))."""
-    order = torch.arange(count, device=noise.step.device)
+    order = torch.arange(count, dtype=torch.int64, device=noise.step.device)
     return _mix(order * GOLDEN + _mix(noise.step + noise.key))
 
 

@@ -49,7 +49,7 @@ def put_values(name: str, values: Tensor, noise: Noise | None = None) -> Tensor:
     if noise is None:
         share = share.round()
     else:
-        share = (share + (random_words(noise, values.numel()) >> 16) * 2.0**-16).floor()
+        share = (share + (random_words(noise, values.numel()) >> 16).float() * 2.0**-16).floor()
     codes = share.clamp(-LEVELS[name], LEVELS[name]).to(torch.int8)
     if name == "int4":
         codes = _nibbles(codes)

@@ -28,7 +28,8 @@ def dense(message: Message, u: Tensor, group: Group, memory: Memory) -> Outcome:
     group.all_reduce(update)
     with stage("decode"):
         ok = update[-1] == 0
-        update.div_(torch.where(ok, float(group.size), float("nan")))
+        ranks = update.new_full((), float(group.size))
+        update.div_(torch.where(ok, ranks, float("nan")))
     return Outcome(update, message.sparse, ok)
 
 

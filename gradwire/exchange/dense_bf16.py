@@ -22,7 +22,7 @@ def dense_bf16(message: Message, u: Tensor, group: Group, memory: Memory) -> Out
     mean, given = ordered_mean(torch.cat([chosen, broken]), torch.bfloat16, group)
     with stage("decode"):
         ok = mean[-1] == 0
-        update = mean + torch.where(ok, 0.0, float("nan"))
+        update = mean + torch.where(ok, mean.new_zeros(()), float("nan"))
     return Outcome(update, given[:-1], ok)
 
 

@@ -22,7 +22,7 @@ def add_all(parts: Sequence[Sparse]) -> Sparse:
     """The sum, added in the order of the parts; with room for the entries of all."""
     size = parts[0].size
     where = merge(torch.cat([part.indices for part in parts]), size)
-    values = torch.zeros(where.numel() + 1, device=where.device)
+    values = torch.zeros(where.numel() + 1, dtype=torch.float32, device=where.device)
     for part in parts:
         # Padding points behind the last entry; searchsorted finds some place, its value is zero.
         values.index_add_(0, torch.searchsorted(where, part.indices), part.values)

@@ -12,7 +12,7 @@ from gradwire.encode.noise import Noise
 from gradwire.errors import unknown
 from gradwire.exchange.entries import add, keep, restrict, subtract
 from gradwire.exchange.outcome import Outcome
-from gradwire.kernels import spread
+from gradwire.kernels import spread, start
 from gradwire.stages import stage
 from gradwire.types import Memory, Sparse
 
@@ -47,7 +47,7 @@ def gtopk(
     with stage("decode"):
         entries, ok = message.unpack(result)
         update = u.new_empty(u.numel() + 1)
-        update.copy_(torch.where(ok, 0.0, float("nan")))
+        start(update, ok)
         spread(update, entries.indices, entries.values / group.size)
         if merge == "paper":
             delivered, leaked = steps.as_published(entries)

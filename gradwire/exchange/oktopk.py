@@ -12,7 +12,7 @@ from gradwire.encode import Encoding, Message, encode, nbytes
 from gradwire.errors import ConfigError
 from gradwire.exchange.entries import add_all, keep, restrict, subtract
 from gradwire.exchange.outcome import Outcome
-from gradwire.kernels import spread
+from gradwire.kernels import spread, start
 from gradwire.stages import stage
 from gradwire.types import Memory, Sparse
 
@@ -62,7 +62,7 @@ def oktopk(
         memory["oktopk.regions"] = gathered[:, length:].contiguous().view(torch.int32)
         memory["oktopk.threshold"] = adapted(result, message.chosen.capacity, threshold, exact)
         update = u.new_empty(u.numel() + 1)
-        update.copy_(torch.where(ok, 0.0, float("nan")))
+        start(update, ok)
         spread(update, result.indices, result.values / group.size)
         sent = restrict(add_all([row.delivered for row in rows]), result.indices)
         if encoding.values != "fp32":
@@ -84,9 +84,11 @@ def split(mine: Sparse, edges: Tensor, ranks: int, c: int) -> list[Sparse]:
     # Sorted by magnitude, then stably by region: an entry's place says how many in it are larger.
     order = mine.values.abs().sort(descending=True, stable=True).indices
     order = order[region[order].sort(stable=True).indices]
-    starts = torch.searchsorted(region[order], torch.arange(ranks + 1, device=edges.device))
+    regions = torch.arange(ranks + 1, dtype=torch.int64, device=edges.device)
+    starts = torch.searchsorted(region[order], regions)
     place = torch.empty_like(order)
-    place[order] = torch.arange(order.numel(), device=order.device) - starts[region[order]]
+    everyone = torch.arange(order.numel(), dtype=torch.int64, device=order.device)
+    place[order] = everyone - starts[region[order]]
     fits = (place < c) & real
     before = fits.cumsum(0) - 1
     first = torch.zeros(ranks + 1, dtype=torch.int64, device=edges.device)
@@ -103,7 +105,7 @@ def split(mine: Sparse, edges: Tensor, ranks: int, c: int) -> list[Sparse]:
 
 def quantiles(mine: Sparse, ranks: int) -> Tensor:
     """int32 [ranks]: where the regions of this rank alone would end; the last is the size."""
-    cuts = torch.arange(1, ranks + 1, device=mine.indices.device)
+    cuts = torch.arange(1, ranks + 1, dtype=torch.int64, device=mine.indices.device)
     at = (cuts * mine.count) // ranks
     ends = mine.indices[at.clamp(max=mine.capacity - 1)]
     return torch.where(cuts < ranks, ends, mine.size).to(torch.int32)
@@ -120,7 +122,8 @@ def join(sums: Sequence[Sparse], k: int, exact: Tensor) -> Sparse:
 
 def adapted(result: Sparse, k: int, threshold: Tensor, exact: Tensor) -> Tensor:
     """The threshold of the next step; 0 where it is not known, which makes that step exact."""
-    n = result.count
+    # As fp32: between a whole number and one that is not, the default dtype would decide.
+    n = result.count.float()
     smallest = torch.where(result.indices < result.size, result.values.abs(), float("inf")).amin()
     # Fewer than k entries say nothing of the k-th largest.
     fresh = torch.where(n < k, 0.0, smallest)
@@ -137,13 +140,13 @@ def _remembered(
     """Where regions end (all but the last), the threshold, and whether this step is exact."""
     if "oktopk.steps" not in memory:
         memory["oktopk.steps"] = torch.zeros((), dtype=torch.int64, device=u.device)
-        memory["oktopk.threshold"] = torch.zeros((), device=u.device)
+        memory["oktopk.threshold"] = torch.zeros((), dtype=torch.float32, device=u.device)
     steps = memory["oktopk.steps"]
     exact = (steps % refresh == 0) | (memory["oktopk.threshold"] == 0)
     steps.add_(1)
     places = memory.get("oktopk.regions")
     if places is None or places.shape != (ranks, ranks):
-        ends = torch.arange(1, ranks + 1, device=u.device) * u.numel() // ranks
+        ends = torch.arange(1, ranks + 1, dtype=torch.int64, device=u.device) * u.numel() // ranks
         places = ends.expand(ranks, ranks)
     edges = (places.long().sum(0) // ranks)[:-1].to(torch.int32)
     threshold = torch.where(exact, 0.0, memory["oktopk.threshold"])

@@ -66,7 +66,7 @@ def by_sketch(
     with stage("decode"):
         best = kernels.topk(exact, min(k, many))
         update = u.new_empty(size + 1)
-        update.copy_(torch.where(ok, 0.0, float("nan")))
+        kernels.start(update, ok)
         kernels.spread(update, where[best], exact[best])
         count = torch.full((), best.numel(), dtype=torch.int32, device=u.device)
     return Outcome(update, Sparse(where[best], given[best], count, size), ok)
@@ -77,7 +77,7 @@ def next_seeds(memory: Memory, rows: int, device: torch.device) -> Tensor:
     if STEPS not in memory:
         memory[STEPS] = torch.zeros((), dtype=torch.int64, device=device)
     steps = memory[STEPS]
-    numbers = steps * rows + torch.arange(1, rows + 1, device=device)
+    numbers = steps * rows + torch.arange(1, rows + 1, dtype=torch.int64, device=device)
     steps.add_(1)
     return mix(mix(numbers.to(torch.int32)) + 1)
 

@@ -1,6 +1,5 @@
 """Everyone agrees on the entries first, then adds what everyone has there."""
 
-import torch
 from torch import Tensor
 
 from gradwire.cluster.group import Group
@@ -8,7 +7,7 @@ from gradwire.encode import HEADER, Encoding, Message
 from gradwire.encode.indices import index_bytes
 from gradwire.exchange.ordered import ordered_bytes, ordered_mean, ordered_rounds
 from gradwire.exchange.outcome import Outcome
-from gradwire.kernels import join, spread
+from gradwire.kernels import join, spread, start
 from gradwire.stages import stage
 from gradwire.types import Memory, Sparse
 
@@ -29,7 +28,7 @@ def union(message: Message, u: Tensor, group: Group, memory: Memory) -> Outcome:
     mean, given = ordered_mean(values, message.encoding.dtype, group)
     with stage("decode"):
         update = u.new_empty(u.numel() + 1)
-        update.copy_(torch.where(ok, 0.0, float("nan")))
+        start(update, ok)
         spread(update, where, mean)
     return Outcome(update, Sparse(where, given, count, u.numel()), ok)
 

@@ -23,7 +23,7 @@ from gradwire.kernels.quantile import quantile
 from gradwire.kernels.scan import scan
 from gradwire.kernels.settle import settle
 from gradwire.kernels.sketch import insert, query
-from gradwire.kernels.spread import spread
+from gradwire.kernels.spread import spread, start
 from gradwire.kernels.topk import select, topk
 from gradwire.kernels.unpack import unpack
 
@@ -50,6 +50,7 @@ __all__ = [
     "select",
     "settle",
     "spread",
+    "start",
     "topk",
     "unpack",
 ]

@@ -13,7 +13,7 @@ def chunks_torch(
     rows = u.numel() // chunk
     body = u[: rows * chunk].view(rows, chunk).abs()
     order = body.sort(dim=1, descending=True, stable=True).indices[:, :each]
-    starts = torch.arange(0, rows * chunk, chunk, device=u.device)
+    starts = torch.arange(0, rows * chunk, chunk, dtype=torch.int64, device=u.device)
     whole = (order.sort(dim=1).values + starts[:, None]).view(-1).to(torch.int32)
     rest = topk_torch(u[rows * chunk :], last) + rows * chunk
     indices = torch.cat([whole, rest.to(torch.int32)])

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from gradwire.kernels.spread import start
 from gradwire.kernels.target import Target
 
 HEADER = 32
@@ -24,10 +25,12 @@ def decode_torch(
     same = words == own[:HEADER].view(torch.int32)
     ok = same[:, :3].all() & same[:, 5:].all() & (words[:, 4] == 1).all()
     into = Target(size, gathered.device) if into is None else into
-    out = torch.empty(size + 1, device=gathered.device) if into.out is None else into.out
-    out.copy_(torch.where(ok, 0.0, float("nan")))
+    out = into.out
+    if out is None:
+        out = torch.empty(size + 1, dtype=torch.float32, device=gathered.device)
+    start(out, ok)
     # A tensor, not a number: CUDA multiplies by the reciprocal of a number.
-    ranks = torch.full((), float(len(gathered)), device=gathered.device)
+    ranks = torch.full((), float(len(gathered)), dtype=torch.float32, device=gathered.device)
     split = HEADER + (4 * capacity if common is None else 0)
     together = max(1, MANY // max(1, capacity))
     for rows in gathered.split(together):

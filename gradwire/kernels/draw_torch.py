@@ -24,7 +24,8 @@ def draw_torch(
     """
     key = mix(draws + stream)
     draws.add_(1)
-    drawn = permuted(torch.arange(k, device=draws.device), size, key).sort().values
+    everyone = torch.arange(k, dtype=torch.int64, device=draws.device)
+    drawn = permuted(everyone, size, key).sort().values
     inside = drawn < size
     where = drawn.clamp(max=size - 1)
     if ends is not None and shifts is not None:

@@ -17,7 +17,7 @@ def fit_torch(u: Tensor, step: int, share: float, stages: Tensor, most: int) -> 
     mean = low.cumsum(0) / torch.arange(1, low.numel() + 1, dtype=low.dtype, device=low.device)
     if most == 1:
         return (-mean[-1] * math.log(1 / share)).float()
-    log = math.log(FIRST / share) / (stages - 1).clamp(min=1)
+    log = math.log(FIRST / share) / (stages - 1).clamp(min=1).float()
     edges = torch.lerp(low, mean, log.to(low.dtype).clamp(min=0))
     after = (torch.searchsorted(low, edges) - 1).clamp(min=0)
     place = (torch.searchsorted(low, mean[-1:] * math.log(1 / FIRST)) - 1).clamp(min=0)

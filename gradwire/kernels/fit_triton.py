@@ -109,7 +109,7 @@ _launch = Launcher(_fit, num_warps=4, enable_fp_fusion=False)
 def fit_triton(u: Tensor, step: int, share: float, stages: Tensor, most: int) -> Tensor:
     """See `fit`. Moves 36 bytes for each sampled entry, and 4 in each stage after the first."""
     n = -(-u.numel() // step)
-    out = torch.empty((), device=u.device)
+    out = torch.empty((), dtype=torch.float32, device=u.device)
     work, scratch = workspace(COPY.value + n, u.device)
     items = min(LIMIT, 1 << ((n - 1) // TILE).bit_length())
     key = (items, u.dtype, stages.dtype, *aligned(u, stages))

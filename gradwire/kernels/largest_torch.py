@@ -13,16 +13,17 @@ def largest_torch(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `largest`. Those of a piece are among as many groups of largest maximum."""
     rows, firsts = in_rows(u, group), -(-bounds // group)
-    number = torch.arange(rows.shape[0], device=u.device)
+    number = torch.arange(rows.shape[0], dtype=torch.int64, device=u.device)
     piece = torch.searchsorted(firsts, number, right=True) - 1
     chosen = _ranks(maxima, piece, firsts) < wanted[piece]
     groups = topk(torch.where(chosen, maxima, 0), min(capacity, maxima.numel()))
     rest, owner = rows[groups], piece[groups]
     rest = torch.where(chosen[groups, None], rest, 0).view(-1)
     owners = owner.repeat_interleave(group, output_size=rest.numel())
-    begins = torch.searchsorted(owner, torch.arange(bounds.numel(), device=u.device)) * group
+    pieces = torch.arange(bounds.numel(), dtype=torch.int64, device=u.device)
+    begins = torch.searchsorted(owner, pieces) * group
     winners = _ranks(rest.abs(), owners, begins) < wanted[owners]
-    nothing = torch.zeros((), device=u.device)
+    nothing = torch.zeros((), dtype=torch.float32, device=u.device)
     found, values, count = above(torch.where(winners, rest, 0), nothing, capacity)
     inside = found.clamp(max=rest.numel() - 1)
     where = groups[inside // group] * group + inside % group
@@ -42,5 +43,5 @@ def _ranks(magnitude: Tensor, piece: Tensor, firsts: Tensor) -> Tensor:
     """
     bits = magnitude.float().view(torch.int32).long()
     order = (piece * 2**32 - bits).sort(stable=True).indices
-    place = torch.arange(order.numel(), device=order.device) - firsts[piece]
+    place = torch.arange(order.numel(), dtype=torch.int64, device=order.device) - firsts[piece]
     return torch.empty_like(order).scatter_(0, order, place)

@@ -10,4 +10,4 @@ def mean_torch(rows: Tensor) -> Tensor:
     for row in rows[1:]:
         total = total + row.float()
     # A tensor, not a number: CUDA multiplies by the reciprocal of a number.
-    return total / torch.full((), float(len(rows)), device=rows.device)
+    return total / torch.full((), float(len(rows)), dtype=torch.float32, device=rows.device)

@@ -26,7 +26,7 @@ _launch = Launcher(_mean, num_warps=4)
 def mean_triton(rows: Tensor) -> Tensor:
     """See `mean`. Reads the rows once."""
     ranks, n = rows.shape
-    out = torch.empty(n, device=rows.device)
+    out = torch.empty(n, dtype=torch.float32, device=rows.device)
     key = (rows.dtype, *aligned(rows))
     _launch(max(1, -(-n // TILE)), key, rows, out, rows, n, ranks, TILE)
     return out

@@ -203,7 +203,7 @@ def pack_triton(
     out = torch.empty_like(template)
     values, indices, capacity = sparse.values, sparse.indices, sparse.capacity
     same = encoding.values == "fp32" and values.dtype == torch.float32
-    seen = None if same else torch.empty(capacity, device=out.device)
+    seen = None if same else torch.empty(capacity, dtype=torch.float32, device=out.device)
     split, words = parts_of(encoding.indices, sparse.size, capacity)
     # What follows the scales: the codes and the padding behind them, which is less than 16 bytes.
     left = out.numel() - 32 - 4 * (split + words)

@@ -26,8 +26,8 @@ def scan_cpu(
     """See `scan`."""
     factor = 1.0 if unscale is None else float(unscale)
     longest = align(min(BLOCK, max((g.numel() for _, g in pieces), default=0)))
-    u, magnitude = torch.empty(2, longest).unbind()
-    scratch = torch.empty(longest // group)
+    u, magnitude = torch.empty(2, longest, dtype=torch.float32).unbind()
+    scratch = torch.empty(longest // group, dtype=torch.float32)
     finite = True
     for offset, gradient in pieces:
         start, step = 0, BLOCK
@@ -49,7 +49,7 @@ def scan_cpu(
             start += step
             if time.perf_counter() - begin > LATE:
                 step = ALONE
-    return torch.tensor(finite)
+    return torch.tensor(finite, dtype=torch.bool)
 
 
 def _largest(u: Tensor, scratch: Tensor, group: int, out: Tensor) -> None:

@@ -184,6 +184,6 @@ def scan_part(
 
 def group_maxima(u: Tensor, group: int) -> Tensor:
     """max |u| of every `group` consecutive entries; the last group may be shorter."""
-    out = torch.empty(triton.cdiv(u.numel(), group), device=u.device)
+    out = torch.empty(triton.cdiv(u.numel(), group), dtype=torch.float32, device=u.device)
     scan_part(u, Table.whole(None, u.numel(), TILE), out, group)
     return out

@@ -27,7 +27,7 @@ def query_torch(
 ) -> tuple[Tensor, Tensor | None]:
     """See `query`."""
     columns = table.shape[1]
-    out = torch.empty(size, device=table.device)
+    out = torch.empty(size, dtype=torch.float32, device=table.device)
     for where in blocks(size, table.device):
         rows = []
         for row, (cell, negative) in zip(table, hashes(where, columns, seeds), strict=True):

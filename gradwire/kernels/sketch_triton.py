@@ -87,8 +87,8 @@ def query_triton(
 ) -> tuple[Tensor, Tensor | None]:
     """See `query`. Rows reads of a sector from the cache an entry; writes 4 bytes, 4 / group."""
     rows, columns = table.shape
-    out = torch.empty(size, device=table.device)
-    maxima = torch.empty(-(-size // group), device=table.device) if group else None
+    out = torch.empty(size, dtype=torch.float32, device=table.device)
+    maxima = out.new_empty(-(-size // group)) if group else None
     key = (
         rows,
         group,

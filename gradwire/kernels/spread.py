@@ -1,6 +1,12 @@
 """spread: add the entries of one message into a dense vector."""
 
+import torch
 from torch import Tensor
+
+
+def start(out: Tensor, ok: Tensor) -> None:
+    """Every entry of `out` becomes 0, or NaN where not `ok` (0-d bool)."""
+    out.copy_(torch.where(ok, out.new_zeros(()), float("nan")))
 
 
 def spread(out: Tensor, indices: Tensor, values: Tensor) -> None:

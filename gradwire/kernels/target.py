@@ -19,7 +19,7 @@ class Target:
 
     def __init__(self, size: int, device: torch.device, pieces: Sequence[Piece] = ()) -> None:
         self.pieces = pieces
-        self.out = None if pieces else torch.empty(size + 1, device=device)
+        self.out = None if pieces else torch.empty(size + 1, dtype=torch.float32, device=device)
         self.size, self.device = size, device
         self.zeroed = False
         self._beside: Beside[None] | None = None

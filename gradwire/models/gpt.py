@@ -8,7 +8,6 @@ before attention and MLP, GELU, no biases, the embedding shared with the output,
 import math
 from functools import partial
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -58,7 +57,9 @@ class GPT(nn.Module):
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(words, width)
-        self.position = nn.Parameter(torch.empty(window, width))
+        # As the layers: these are of the default dtype.
+        like = self.embedding.weight
+        self.position = nn.Parameter(like.new_empty(window, width))
         self.drop = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(width, bias=False)

@@ -39,7 +39,7 @@ class Convolution(nn.Module):
 
 def mask(x: Tensor, lengths: Tensor) -> Tensor:
     """x [n, ..., frames] with zeros in the frames beyond each example's length."""
-    frames = torch.arange(x.shape[-1], device=x.device)
+    frames = torch.arange(x.shape[-1], dtype=torch.int64, device=x.device)
     inside = frames < lengths[:, None]
     return x * inside.view(len(x), *[1] * (x.dim() - 2), -1)
 

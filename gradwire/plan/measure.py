@@ -36,7 +36,8 @@ def measure_machine(device: torch.device | None = None) -> Machine:
         known = max(fits, key=lambda m: len(m.name)) if fits else MACHINES["v100"]
     # Larger than a GPU's cache, smaller than what a full GPU has left.
     size = ENTRIES if device.type == "cpu" else 5 * ENTRIES
-    gradient, residual = torch.ones(size, device=device), torch.zeros(size, device=device)
+    gradient = torch.ones(size, dtype=torch.float32, device=device)
+    residual = torch.zeros_like(gradient)
     seconds = _median(lambda: residual.add_(gradient), device)
     return replace(known, name=name, bandwidth=12 * size / seconds)
 
@@ -55,7 +56,7 @@ def measure_link(gather: Gather, ranks: int, device: torch.device) -> tuple[floa
 
     def fits(seconds: float) -> int:
         """How often that fits, by the slowest: a gather that only some ranks call never ends."""
-        slowest = float(gather(torch.tensor([seconds], device=device)).max())
+        slowest = float(gather(torch.tensor([seconds], dtype=torch.float32, device=device)).max())
         return int(LONGEST / max(slowest, 1e-9))
 
     small = _gather(gather, SMALL, device)

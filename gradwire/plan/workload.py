@@ -173,19 +173,19 @@ def _macs(model: nn.Module, found: ModelSpec) -> dict[str, float]:
         if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Linear | nn.LSTM):
             handles.append(module.register_forward_hook(count(name)))
     with torch.no_grad():
-        model.eval()(*_inputs(found))
+        model.eval()(*_inputs(found, next(model.parameters()).dtype))
     for handle in handles:
         handle.remove()
     return out
 
 
-def _inputs(found: ModelSpec) -> list[Tensor]:
+def _inputs(found: ModelSpec, dtype: torch.dtype) -> list[Tensor]:
     if found.task == "language":
         return [torch.zeros(1, *found.shape, dtype=torch.long, device="meta")]
     if found.task == "speech":
-        lengths = torch.full((1,), FRAMES, device="meta")
-        return [torch.zeros(1, *found.shape, FRAMES, device="meta"), lengths]
-    return [torch.zeros(1, *found.shape, device="meta")]
+        lengths = torch.full((1,), FRAMES, dtype=torch.int64, device="meta")
+        return [torch.zeros(1, *found.shape, FRAMES, dtype=dtype, device="meta"), lengths]
+    return [torch.zeros(1, *found.shape, dtype=dtype, device="meta")]
 
 
 def _shares(weights: Sequence[float]) -> tuple[float, ...]:

@@ -36,8 +36,8 @@ class Abreast:
         self._batch = [part.clone() for part in batch]
         self._workers, self._loss = workers, loss
         device, entries = self._batch[0].device, sum(p[0].numel() for p in self._leaves)
-        self.losses = torch.zeros(workers, device=device)
-        self.gradients = torch.zeros(workers, entries, device=device)
+        self.losses = torch.zeros(workers, dtype=torch.float32, device=device)
+        self.gradients = torch.zeros(workers, entries, dtype=torch.float32, device=device)
         self._graph: torch.cuda.CUDAGraph | None = None
         if device.type == "cuda":
             self._loss = torch.compile(loss, dynamic=False, fullgraph=True)

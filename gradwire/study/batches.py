@@ -18,7 +18,7 @@ class Batches:
     def __init__(self, data: Data, shards: Sequence[Shard], device: torch.device) -> None:
         self._data, self._shards, self._device = data, shards, device
         self._epoch = -1
-        self._order = self._draws = torch.zeros(0)
+        self._order = self._draws = torch.zeros(0, dtype=torch.int64)
 
     def __call__(self, epoch: int, offset: int) -> Batch:
         """The batches of step `offset` of an epoch."""

@@ -43,7 +43,7 @@ def vector(name: str, size: int, seed: int) -> Tensor:
     if name == "clipped normal":
         return noise.clamp(-1, 1)
     if name == "near a constant":
-        return torch.where(noise > 0, 1.0, -1.0) + 0.1 * torch.randn(
+        return torch.where(noise > 0, torch.ones_like(noise), -1.0) + 0.1 * torch.randn(
             size, generator=draw, dtype=torch.float64
         )
     return noise

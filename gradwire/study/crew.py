@@ -88,7 +88,7 @@ class Crew:
         self.steps = self.exchanges = 0
         self.gradients: list[Tensor] = []
         self.kept: list[Tensor] = []
-        self.update = torch.zeros(0)
+        self.update = torch.zeros(0, dtype=torch.float32)
         self.computing = Stopwatch(self.device)
         """Forward and backward passes of all workers."""
 
@@ -136,7 +136,10 @@ class Crew:
         with self.computing:
             self.gradients, losses = self._gradients(epoch, offset)
         begun = self.steps > 0
-        self.kept = [self.cluster.residual(r) if begun else torch.zeros(()) for r in watch]
+        self.kept = [
+            self.cluster.residual(r) if begun else torch.zeros((), dtype=torch.float32)
+            for r in watch
+        ]
         self.update = self.cluster.average(self.gradients)
         for parameter, part in zip(self.parameters, self._parts(self.update), strict=True):
             parameter.grad = part.view_as(parameter)

@@ -61,7 +61,7 @@ def filter_gradients_triton(
     parts = max(1, min(triton.cdiv(PROGRAMS, workers * blocks), pixels // (tile * TILES)))
     share = triton.cdiv(triton.cdiv(pixels, tile), parts) * tile
     parts = triton.cdiv(pixels, share)
-    out = torch.empty(workers, parts, outputs, weights, device=x.device)
+    out = torch.empty(workers, parts, outputs, weights, dtype=torch.float32, device=x.device)
     precision = "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
     _products[(workers, blocks, parts)](
         x, slope, out, images, high, wide, rows, columns, pixels, share, parts,

@@ -32,8 +32,8 @@ class Passes:
         self._parameters = [list(model.parameters()) for model in models]
         self._batch = [part.clone() for part in batch]
         device, entries = self._batch[0].device, sum(p.numel() for p in self._parameters[0])
-        self.losses = torch.zeros(len(models), device=device)
-        self.gradients = torch.zeros(len(models), entries, device=device)
+        self.losses = torch.zeros(len(models), dtype=torch.float32, device=device)
+        self.gradients = torch.zeros(len(models), entries, dtype=torch.float32, device=device)
         self._graph = self._capture() if device.type == "cuda" else None
 
     def __call__(self, batch: Batch) -> None:

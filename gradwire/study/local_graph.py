@@ -37,7 +37,7 @@ class LocalGraph(Crew):
         self.models = [self.model, *others]
         rows = len(self.models) + 1
         # Aligned rows: convolutions are slower where weights begin anywhere.
-        storage = torch.zeros(rows, align(self.entries), device=self.device)
+        storage = torch.zeros(rows, align(self.entries), dtype=torch.float32, device=self.device)
         for row, model in zip(storage, [*self.models, self.judged], strict=True):
             _move_into(row, model)
         self.weights, self.x = storage[:-1, : self.entries], storage[-1, : self.entries]
