@@ -8,6 +8,7 @@ sha256 of the rest, which torch.load does not read.
 import contextlib
 import hashlib
 import io
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from gradwire.cluster.gossip import fail_together, gather_words
 from gradwire.cluster.group import DistributedGroup
 from gradwire.errors import ExchangeError, GradwireError, StateError, one_line
 from gradwire.files import replace
-from gradwire.train.folder import CHECKPOINT
+from gradwire.train.folder import CHECKPOINT, SAVED
 from gradwire.train.place import Place
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ def save(folder: Path, place: Place, position: Position, replica: "Replica") -> 
             failure = f"{target / TRAINER} could not be written: {error.strerror}"
         else:
             _clear(target, wires)
+            _note(folder, position.step)
     if failure := place.share(failure):
         raise ExchangeError(f"{failure}. The last checkpoint is untouched")
 
@@ -90,6 +92,13 @@ def _clear(target: Path, wires: str) -> None:
             shutil.rmtree(old, ignore_errors=True)
     for old in target.glob(f"{TRAINER}.*"):
         old.unlink(missing_ok=True)
+
+
+def _note(folder: Path, step: int) -> None:
+    """Writes beside the checkpoint that there is one: without it nobody could tell later."""
+    text = json.dumps({"step": step}).encode() + b"\n"
+    with contextlib.suppress(OSError):
+        replace(folder / SAVED, lambda out: out.write(text))
 
 
 def exists(folder: Path) -> bool:

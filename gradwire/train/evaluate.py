@@ -27,7 +27,7 @@ def score(model: nn.Module, task: Task, data: Data, place: Place) -> float:
     for first in range(start, stop, data.at_once):
         sums += task.count(model, data.test_batch(first, min(first + data.at_once, stop)))
     model.train()
-    return task.score(torch.tensor(place.sum(*sums.tolist())))
+    return task.score(torch.tensor(place.sum(*sums.tolist()), dtype=torch.float32))
 
 
 def digest(model: nn.Module) -> str:

@@ -1,4 +1,7 @@
-"""The run folder: config.json, metrics.jsonl, checkpoint/, gradients/, result.json, report.html."""
+"""The run folder: config.json, metrics.jsonl, checkpoint/, gradients/, result.json, report.html.
+
+saved.json has the step of the last checkpoint, and outlives it. While a run goes there is a lock.
+"""
 
 import json
 import os
@@ -17,8 +20,10 @@ from gradwire.version import __version__
 
 CONFIG, METRICS, RESULT = "config.json", "metrics.jsonl", "result.json"
 REPORT, CHECKPOINT, TENSORBOARD = "report.html", "checkpoint", "tensorboard"
-GRADIENTS = "gradients"
-FILES, FOLDERS = (CONFIG, METRICS, RESULT, REPORT), (CHECKPOINT, TENSORBOARD, GRADIENTS)
+GRADIENTS, SAVED, LOCK = "gradients", "saved.json", "lock"
+FILES, FOLDERS = (CONFIG, METRICS, RESULT, REPORT, SAVED), (CHECKPOINT, TENSORBOARD, GRADIENTS)
+TRACES = (METRICS, RESULT, SAVED)
+"""What only a run that has begun leaves."""
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -36,19 +41,23 @@ def read_json(path: Path) -> Any:
         raise StateError(f"{path} cannot be read: {one_line(error)}.") from error
 
 
-def open_new(folder: Path, overwrite: bool = False) -> None:
-    """Makes the folder of a new run; one that holds a run is refused, or emptied of it."""
-    if overwrite:
-        _remove_run(folder)
-    if (folder / METRICS).exists():
-        raise ConfigError(
-            f"{folder} already holds a run. Continue it with --resume {folder}, replace it with "
-            "--overwrite, or choose another --out."
-        )
+def make(folder: Path) -> None:
+    """Makes the folder of a run."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--out {folder} cannot be made: {error.strerror}.") from error
+
+
+def open_new(folder: Path, overwrite: bool = False) -> None:
+    """Readies the folder of a new run; one that holds a run is refused, or emptied of it."""
+    if overwrite:
+        _remove_run(folder)
+    if any((folder / name).exists() for name in TRACES):
+        raise ConfigError(
+            f"{folder} already holds a run. Continue it with --resume {folder}, replace it with "
+            "--overwrite, or choose another --out."
+        )
 
 
 def _remove_run(folder: Path) -> None:
@@ -62,10 +71,9 @@ def _remove_run(folder: Path) -> None:
 
 
 def discard_unused(folder: Path) -> None:
-    """Removes the folder of a run that failed before it began."""
-    if [path.name for path in folder.iterdir()] == [CONFIG]:
+    """Empties the folder of a run that failed before it began; the lock's end removes it."""
+    if {path.name for path in folder.iterdir()} == {CONFIG, LOCK}:
         (folder / CONFIG).unlink()
-        folder.rmdir()
 
 
 def write_config(folder: Path, options: Options, command: str = "") -> None:
@@ -114,6 +122,13 @@ def read_result(folder: Path) -> dict[str, Any] | None:
 def compare_folder(folder: Path, name: str) -> Path:
     """Where the run that `--compare name` adds is kept."""
     return folder / f"compare-{name.replace('/', '-')}"
+
+
+def lock_folder(folder: Path) -> Path:
+    """Where the lock of the run in `folder` is: a comparison has that of the run it belongs to."""
+    whole = folder.absolute().parent
+    compared = folder.absolute().name.startswith("compare-") and (whole / CONFIG).is_file()
+    return whole if compared else folder
 
 
 def machine(device: str) -> dict[str, str]:

@@ -53,7 +53,7 @@ class Place:
     def share(self, value: Any) -> Any:
         """Rank 0's `value`, plain enough for JSON, on every rank (collective)."""
         text = json.dumps(value).encode() if self.first else b""
-        length = torch.tensor([len(text)])
+        length = torch.tensor([len(text)], dtype=torch.int64)
         with self._speaking():
             dist.broadcast(length, src=0, group=self.control)
             buffer = torch.zeros(int(length), dtype=torch.uint8)

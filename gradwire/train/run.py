@@ -1,5 +1,6 @@
 """The main job: a run and those it is compared with, on every rank."""
 
+import contextlib
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 from gradwire import data, models
 from gradwire.errors import ConfigError, GradwireError, StateError
+from gradwire.train import beginning, lock
 from gradwire.train import folder as folders
 from gradwire.train.launch import launch
 from gradwire.train.options import Options
@@ -33,6 +35,13 @@ def train(job: Plan) -> Outcome:
     options = job.options
     if under_torchrun():
         return launch(_work, job, workers=options.workers, device=options.device)
+    with lock.locked(job.folder):
+        return _with_own_workers(job)
+
+
+def _with_own_workers(job: Plan) -> Outcome:
+    """The same where this process starts the ranks, if there is anything left to do."""
+    options = job.options
     _open(job)
     results = [_finished(run, folder) for run, folder in job.runs()]
     if None not in results:
@@ -45,16 +54,33 @@ def train(job: Plan) -> Outcome:
 
 
 def _open(job: Plan) -> None:
-    """Makes the folder, or refuses to."""
+    """Readies the folder that is locked, or refuses to; says what starts at step 0 again."""
     if not job.resumed:
         folders.open_new(job.folder, job.overwrite)
+    else:
+        notes = [_beginning(job, run, folder) for run, folder in job.runs()]
+        for note in filter(None, notes):
+            print(f"note: {note}", flush=True)
     folders.write_config(job.folder, job.options, job.command)
+
+
+def _beginning(job: Plan, run: Options, folder: Path) -> str:
+    """What to say before a run that is not finished goes on."""
+    return "" if _finished(run, folder) else beginning.check(folder, job.folder)
 
 
 def _work(place: Place, job: Plan) -> Outcome:
     """One rank's part."""
-    if not place.own_workers:
-        job = _shared(place, job)
+    with contextlib.ExitStack() as until_the_end:
+        if not place.own_workers:
+            job = _shared(place, job, until_the_end)
+        elif place.first:
+            lock.join(job.folder)
+        return _train_all(place, job)
+
+
+def _train_all(place: Place, job: Plan) -> Outcome:
+    """One rank's part in a folder that is open."""
     options = job.options
     spec = models.spec(options.model)
     examples = data.load(options.data, options.data_dir, spec.shape).to(place.device)
@@ -83,11 +109,12 @@ def _finished(run: Options, folder: Path) -> dict[str, Any] | None:
     return result | {"stopped": False} if result["epochs"] >= run.epochs else None
 
 
-def _shared(place: Place, job: Plan) -> Plan:
-    """Rank 0's plan, its folder made; torchrun's ranks have each made their own."""
+def _shared(place: Place, job: Plan, until_the_end: contextlib.ExitStack) -> Plan:
+    """Rank 0's plan, its folder locked and open; torchrun's ranks have each made their own."""
     refusal = ""
     if place.first:
         try:
+            until_the_end.enter_context(lock.locked(job.folder))
             _open(job)
         except GradwireError as error:
             refusal = str(error)

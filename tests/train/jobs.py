@@ -1,6 +1,7 @@
 """What the ranks of these tests do; here because other processes have to import it."""
 
 import dataclasses
+import json
 import os
 import time
 from pathlib import Path
@@ -10,7 +11,8 @@ import torch.distributed as dist
 
 from gradwire import data, models
 from gradwire.data import DataError
-from gradwire.train import launch
+from gradwire.errors import ConfigError, GradwireError
+from gradwire.train import launch, lock, run
 from gradwire.train.evaluate import digest, replicas_identical
 from gradwire.train.options import resolve
 from gradwire.train.place import Place
@@ -94,6 +96,52 @@ def different_replicas(place):
         model.weight.fill_(1)
         model.bias.fill_(place.rank)
     return replicas_identical(digest(model), place)
+
+
+def hold(folder, ready):
+    """Holds the lock of `folder` until the process is ended."""
+    with lock.locked(folder):
+        ready.set()
+        time.sleep(600)
+
+
+def race(rank, folder):
+    """Whether this rank got the lock for which all asked at once."""
+    place = place_of(rank)
+    place.barrier()
+    try:
+        with lock.locked(folder):
+            place.barrier()
+            return True
+    except ConfigError:
+        place.barrier()
+        return False
+
+
+def refusal(place, job):
+    """What the ranks that torchrun started say of a folder that cannot be opened."""
+    try:
+        return run._work(place, job)
+    except GradwireError as error:
+        return str(error)
+
+
+def seen_lock(place, job):
+    """Rank 0's pid, where the run is, who was in its lock while it went, and what came out."""
+    found, train_all = [], run._train_all
+
+    def looking(place, job):
+        found.extend((job.folder / "lock").read_text().splitlines())
+        place.barrier()
+        return train_all(place, job)
+
+    run._train_all = looking
+    try:
+        outcome = run._work(place, job)
+    finally:
+        run._train_all = train_all
+    lines = [json.loads(line) for line in found]
+    return place.share(os.getpid()), str(job.folder), lines, outcome
 
 
 def deaf(place, folder):

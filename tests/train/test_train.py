@@ -21,16 +21,6 @@ def files(tmp_path_factory):
     return write_mnist(tmp_path_factory.mktemp("mnist"), train=133, test=40)
 
 
-@pytest.fixture
-def on_the_pool(ranks, monkeypatch):
-    """Training starts no workers of its own; the tests of signals below show those."""
-
-    def launch(work, *args, workers, device):
-        return ranks.run(workers, jobs.own, work, *args)[0]
-
-    monkeypatch.setattr("gradwire.train.run.launch", launch)
-
-
 @pytest.fixture(scope="module")
 def broken_off(ranks, files, tmp_path_factory):
     """A run in one go, and the same in three sittings with checkpoints in the middle of epochs."""
