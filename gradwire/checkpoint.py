@@ -5,9 +5,9 @@ under new names and the manifest is replaced last, so the folder always holds on
 The manifest has the sha256 of every part and of itself: a bit that flips anywhere is found.
 """
 
+import contextlib
 import hashlib
 import io
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,9 +26,10 @@ from gradwire.manifest import (
     note_identity,
     read_manifest,
     refuse_other,
+    refuse_pipe,
     write_manifest,
 )
-from gradwire.packing import check, check_rank, settle_saved
+from gradwire.packing import check, check_rank, in_common, settle_saved
 
 if TYPE_CHECKING:
     from gradwire.state import State
@@ -57,6 +58,7 @@ def save(state: "State", folder: str | os.PathLike[str]) -> None:
     failure: Exception | None = None
     digest = bytes(32)
     written: Path | None = None
+    is_new = False
     try:
         refuse_other(state, path)
         path.mkdir(parents=True, exist_ok=True)
@@ -68,12 +70,12 @@ def save(state: "State", folder: str | os.PathLike[str]) -> None:
         failure = error
     except Exception as error:  # of whatever kind: the others wait
         failure = _refusal(rank, new, error)
+        with contextlib.suppress(OSError):
+            new.unlink()
     try:
         digests = _gather_digests(state, digest, failure)
     except GradwireError:
-        # Nobody will read it: a loop that tries again must not fill the disk.
-        if written is not None and is_new:
-            written.unlink(missing_ok=True)
+        _drop(path, written if is_new else None)
         raise
     parts = [
         {"file": _part(state.steps, r, digest), "sha256": digest}
@@ -85,12 +87,29 @@ def save(state: "State", folder: str | os.PathLike[str]) -> None:
         write_manifest(path, about | {"parts": parts})
     except Exception as error:
         failure = _refusal(rank, path / MANIFEST, error)
-    _gather_digests(state, bytes(32), failure)
+    try:
+        _gather_digests(state, bytes(32), failure)
+    except GradwireError:
+        _drop(path, written if is_new else None)
+        raise
     # Now every rank has its manifest: what else has such a name is old, or of a rank that died.
     names = (f"gradwire-step*-rank{rank}.pt*", f"gradwire-step*-rank{rank}-*", f"{MANIFEST}.*")
     for old in [file for name in names for file in path.glob(name)]:
         if old.name != parts[rank]["file"]:
             old.unlink(missing_ok=True)
+
+
+def _drop(path: Path, part: Path | None) -> None:
+    """Delete a part that no manifest names: a loop that tries again must not fill the disk."""
+    if part is None:
+        return
+    try:
+        named = {one["file"] for one in read_manifest(path).get("parts", ())}
+    except (StateError, OSError):
+        named = set()
+    if part.name not in named:
+        with contextlib.suppress(OSError):
+            part.unlink()
 
 
 def _check_wire(given: Any, what: str) -> None:
@@ -125,7 +144,8 @@ def load(state: "State", folder: str | os.PathLike[str]) -> None:
         state.group.agree("load")
     manifest: dict[str, Any] = {}
     mine: dict[str, Any] = {}
-    shared, failure = "", None
+    shared: list[str] = []
+    failure: GradwireError | None = None
     try:
         manifest = read_manifest(path)
         mine, shared = _read_checked(state, path, manifest)
@@ -137,7 +157,7 @@ def load(state: "State", folder: str | os.PathLike[str]) -> None:
         failure = StateError(f"{path} cannot be read: {one_line(error)}")
         failure.__cause__ = error
     fail_together(state.group, failure, StateError)
-    _compare(state, path, [manifest["sha256"], shared])
+    _compare(state, path, [manifest["sha256"], *shared])
     if mine:
         state.load_state_dict(mine)
     else:
@@ -147,8 +167,8 @@ def load(state: "State", folder: str | os.PathLike[str]) -> None:
 
 def _read_checked(
     state: "State", path: Path, manifest: Mapping[str, Any]
-) -> tuple[dict[str, Any], str]:
-    """This rank's part, and the digest of what it has to have in common with those of others.
+) -> tuple[dict[str, Any], list[str]]:
+    """This rank's part, and the digests of what it has to have in common with those of others.
 
     No part where the number of ranks differs; then all parts are checked.
     """
@@ -156,7 +176,7 @@ def _read_checked(
         raise StateError(f"{path} is of a model that is sharded by fully_shard")
     size = manifest["world_size"]
     numbers = [state.group.rank] if size == state.group.size else range(size)
-    digests: list[str] = []
+    digests: list[list[str]] = []
     for number in numbers:
         part = manifest["parts"][number]
         saved = _read(path, part)
@@ -170,18 +190,21 @@ def _read_checked(
                         f"its {field} is {saved.get(field)!r:.40}, that of {MANIFEST} "
                         f"{manifest[field]!r:.40}: it is of another checkpoint"
                     )
-            digests.append(_in_common(saved))
-            if digests[0] != digests[-1]:
-                raise StateError("its bundles are not those of rank 0's part")
+            digests.append(in_common(saved))
+            if what := _differs(digests[0], digests[-1]):
+                raise StateError(f"its {what} is not that of rank 0's part")
         except StateError as error:
             raise StateError(f"{path / part['file']}: {error}") from error
+        except Exception as error:  # of values that nobody thought of
+            raise StateError(f"{path / part['file']}: {one_line(error)}") from error
     return (saved if size == state.group.size else {}), digests[0]
 
 
-def _in_common(saved: Mapping[str, Any]) -> str:
-    """The digest of what every rank's part says alike: the steps, and how the model is cut."""
-    words = json.dumps([saved["steps"], saved["bundles"]])
-    return hashlib.sha256(words.encode()).hexdigest()
+def _differs(first: Sequence[str], other: Sequence[str]) -> str:
+    """What two parts of one checkpoint do not have in common; nothing where they fit."""
+    names = ("run", "config", "order of parameters")
+    pairs = zip(names, first, other, strict=True)
+    return next((name for name, a, b in pairs if a != b), "")
 
 
 def _merge(state: "State", path: Path, parts: Sequence[Mapping[str, str]]) -> None:
@@ -208,9 +231,9 @@ def _compare(state: "State", path: Path, found: Sequence[str]) -> None:
             raise StateError(
                 f"{path}: rank {rank} holds another checkpoint than rank 0. Copy one to all."
             )
-        if other[1] != rows[0][1]:
+        if what := _differs(rows[0][1:], other[1:]):
             raise StateError(
-                f"{path}: the parts of ranks 0 and {rank} differ in their bundles: they are not of "
+                f"{path}: the parts of ranks 0 and {rank} differ in their {what}: they are not of "
                 f"one checkpoint"
             )
 
@@ -225,6 +248,7 @@ def _refusal(rank: int, file: Path, error: Exception) -> ExchangeError:
 
 def _read(path: Path, part: Mapping[str, str]) -> dict[str, Any]:
     file = path / part["file"]
+    refuse_pipe(file)
     try:
         content = file.read_bytes()
     except FileNotFoundError:

@@ -16,7 +16,34 @@ LIKE_PARAMETER = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", 
 """What torch's optimisers keep in the shape of the parameter; others may keep it factored."""
 MOST = 2**48
 """More steps, or ranks, than there can have been."""
+MANY, DEEP = 2**22, 32
+"""More than there is in a state; a list of one list, many times over, may have more."""
 FLOAT, WHOLE = (torch.float32,), (torch.int32, torch.int64)
+
+
+def check_sizes(saved: Any) -> None:
+    """Raises StateError for a tensor that is longer than what holds it, or for values without end.
+
+    A few bytes can say of one number that it is a tensor of 2**40: to look at it takes for ever.
+    """
+    waiting, seen = [(saved, 0)], 0
+    while waiting:
+        value, depth = waiting.pop()
+        seen += 1
+        if seen > MANY or depth > DEEP:
+            raise StateError(f"the state holds more than {MANY} values, or lists {DEEP} deep")
+        if isinstance(value, Mapping):
+            waiting.extend((one, depth + 1) for one in value.values())
+        elif isinstance(value, list | tuple):
+            waiting.extend((one, depth + 1) for one in value)
+        elif isinstance(value, Tensor) and (value.is_meta or _is_stretched(value)):
+            raise StateError(f"the state holds {_words(value)} of which it has not the values")
+
+
+def _is_stretched(value: Tensor) -> bool:
+    if value.layout != torch.strided:
+        return False
+    return value.numel() * value.element_size() > value.untyped_storage().nbytes()
 
 
 def check_numbers(saved: Mapping[str, Any]) -> None:
@@ -45,9 +72,16 @@ def check_tensors(what: str, tensors: Any, slots: Mapping[str, Slot]) -> None:
 
 
 def check_tensor(
-    what: str, found: Any, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
+    what: str,
+    found: Any,
+    shape: tuple[int, ...],
+    dtype: torch.dtype = torch.float32,
+    infinite: bool = False,
 ) -> None:
-    """Raises StateError unless `found` is a finite tensor of this shape and dtype."""
+    """Raises StateError unless `found` is a tensor of this shape and dtype, and finite.
+
+    infinite: whether infinities are right too, as in a mask. NaN never is.
+    """
     wanted = str(dtype).removeprefix("torch.").replace("float32", "fp32")
     if not isinstance(found, Tensor) or (found.layout, found.dtype) != (torch.strided, dtype):
         article = "an" if wanted[0] in "fi" else "a"
@@ -55,17 +89,25 @@ def check_tensor(
     if tuple(found.shape) != shape:
         raise StateError(f"{what} has shape {tuple(found.shape)}, the model's is {shape}")
     # No step leaves such values behind, and one of them would stay for good.
-    if dtype.is_floating_point and (bad := int((~found.isfinite()).sum())):
-        raise StateError(f"{what} holds {bad} values that are not finite")
+    if dtype.is_floating_point:
+        bad = int((found.isnan() if infinite else ~found.isfinite()).sum())
+        if bad:
+            kind = "NaN" if infinite else "not finite"
+            raise StateError(f"{what} holds {bad} values that are {kind}")
 
 
 def check_alike(what: str, found: Any, here: Mapping[str, Tensor]) -> None:
-    """Raises StateError unless `found` has finite tensors of the same names, shapes and dtypes."""
+    """Raises StateError unless `found` has tensors of the same names, shapes and dtypes.
+
+    They are finite, but for buffers: the mask of a transformer has -inf.
+    """
     if not isinstance(found, Mapping) or found.keys() != here.keys():
         names = sorted(found.keys() ^ here.keys()) if isinstance(found, Mapping) else []
         raise StateError(f"the state and this model differ in {what}: {names[:3]}")
     for name, tensor in here.items():
-        check_tensor(f"{what} of {name!r}", found[name], tuple(tensor.shape), tensor.dtype)
+        shape = tuple(tensor.shape)
+        infinite = what == "buffers"
+        check_tensor(f"{what} of {name!r}", found[name], shape, tensor.dtype, infinite)
 
 
 def check_count(name: str, value: Any) -> None:
@@ -92,6 +134,8 @@ def check_optimizer(saved: Any, optimizer: Optimizer, kind: Any = None) -> None:
     if not isinstance(there, list) or not all(isinstance(group, Mapping) for group in there):
         raise StateError("the parameter groups of the state's optimiser must be dictionaries")
     sizes = [len(group["params"]) for group in groups]
+    if not all(_is_places(group.get("params", [])) for group in there):
+        raise StateError("the parameters of the state's optimiser must be whole numbers")
     if (found := [len(group.get("params", ())) for group in there]) != sizes:
         raise StateError(
             f"the optimiser of the state has parameter groups of {found}, this one of {sizes}"
@@ -110,6 +154,10 @@ def check_optimizer(saved: Any, optimizer: Optimizer, kind: Any = None) -> None:
         raise StateError("the state's optimiser remembers parameters that it has not")
     for index, values in saved["state"].items():
         _check_moments(index, values, by_place[index])
+
+
+def _is_places(params: Any) -> bool:
+    return isinstance(params, list) and all(map(_is_whole, params))
 
 
 def _check_moments(place: Any, values: Any, parameter: Tensor) -> None:

@@ -68,8 +68,10 @@ def write_manifest(path: Path, content: Mapping[str, Any]) -> None:
 def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a checkpoint folder, checked."""
     file = path / MANIFEST
+    refuse_pipe(file)
     try:
         manifest = json.loads(file.read_bytes())
+        sealed = isinstance(manifest, dict) and manifest.get("sha256") == seal(manifest)
     except FileNotFoundError:
         left = "; parts without it are of a save that was broken off" * any(path.glob("*.pt"))
         raise StateError(f"{path} holds no checkpoint: {MANIFEST} is not there{left}") from None
@@ -81,9 +83,15 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise StateError(
             f"{path} has version {manifest['version']!r:.20}, this gradwire reads version {VERSION}"
         )
-    if manifest.get("sha256") != seal(manifest) or not _is_manifest(manifest):
+    if not sealed or not _is_manifest(manifest):
         raise StateError(f"{file} is damaged: its sha256 is not that of its content")
     return manifest
+
+
+def refuse_pipe(file: Path) -> None:
+    """Raises StateError for what is there and is no file: a pipe would be waited for."""
+    if file.exists() and not file.is_file():
+        raise StateError(f"{file} is not a file")
 
 
 def seal(manifest: Mapping[str, Any]) -> str:
@@ -98,9 +106,14 @@ def _is_manifest(manifest: Mapping[str, Any]) -> bool:
         return False
     files = manifest.get("files")
     if files is not None:
-        return isinstance(files, dict) and all(
-            isinstance(digest, str) and not {"/", "\\"} & set(name)
-            for name, digest in files.items()
+        # Nothing looks at the names of parts then.
+        return (
+            "parts" not in manifest
+            and isinstance(files, dict)
+            and all(
+                isinstance(digest, str) and not {"/", "\\"} & set(name)
+                for name, digest in files.items()
+            )
         )
     parts, size = manifest.get("parts"), manifest.get("world_size")
     return (

@@ -1,5 +1,7 @@
 """What one rank remembers, as plain tensors, numbers and strings, and back."""
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -8,8 +10,8 @@ from torch import Tensor
 
 from gradwire.accumulate.layout import place
 from gradwire.config import Config
-from gradwire.errors import StateError
-from gradwire.intact import check_bundles, check_numbers, check_tensors
+from gradwire.errors import StateError, one_line
+from gradwire.intact import check_bundles, check_numbers, check_sizes, check_tensors
 from gradwire.types import Delivered
 
 if TYPE_CHECKING:
@@ -88,6 +90,7 @@ def check_rank(state: "State", saved: Mapping[str, Any]) -> None:
 
 def check(state: "State", saved: Mapping[str, Any]) -> None:
     """Raises StateError, naming the first thing wrong, unless `saved` belongs to this model."""
+    check_sizes(saved)
     if not isinstance(saved, Mapping) or saved.get("version") != VERSION:
         found = saved.get("version") if isinstance(saved, Mapping) else type(saved).__name__
         raise StateError(f"state version is {found!r}, this gradwire reads version {VERSION}")
@@ -106,6 +109,7 @@ def check(state: "State", saved: Mapping[str, Any]) -> None:
         if field not in saved:
             raise StateError(f"the state has no entry {field!r}")
     check_numbers(saved)
+    _check_choice(state, saved)
     velocity = saved.get("velocity", {})
     if velocity and not state.config.momentum:
         raise StateError(
@@ -117,6 +121,19 @@ def check(state: "State", saved: Mapping[str, Any]) -> None:
             check_tensors(what, tensors, wanted)
     check_bundles(saved, wanted, state.config.dense)
     state.check_more(saved)
+
+
+def in_common(saved: Mapping[str, Any]) -> list[str]:
+    """Digests of what all ranks' parts say alike: their run, config, and how the model is cut."""
+    words = [
+        json.dumps(what, sort_keys=True, default=repr)
+        for what in (
+            [saved.get("run"), saved["steps"]],
+            dict(saved["config"]),
+            saved["bundles"],
+        )
+    ]
+    return [hashlib.sha256(text.encode()).hexdigest() for text in words]
 
 
 def restore(state: "State", saved: Mapping[str, Any]) -> None:
@@ -151,10 +168,26 @@ def restore(state: "State", saved: Mapping[str, Any]) -> None:
 def _take_choice(state: "State", saved: Mapping[str, Any]) -> None:
     """What `method="auto"` had chosen, so that a resumed run goes on as the stopped one; with
     another number of ranks it is measured anew."""
-    if state.auto is None or not saved.get("reason") or saved["world_size"] != state.group.size:
+    if not _takes_choice(state, saved):
         return
     state.config = Config(**saved["config"])
     state.auto, state.reason = None, saved["reason"]
+
+
+def _takes_choice(state: "State", saved: Mapping[str, Any]) -> bool:
+    if state.auto is None or saved["world_size"] != state.group.size:
+        return False
+    return bool(saved.get("reason"))
+
+
+def _check_choice(state: "State", saved: Mapping[str, Any]) -> None:
+    if not isinstance(saved.get("reason", ""), str):
+        raise StateError(f"the state's reason must be words, got {type(saved['reason']).__name__}")
+    if _takes_choice(state, saved):
+        try:
+            Config(**saved["config"])
+        except Exception as error:  # a value of any kind may be in it
+            raise StateError(f"the state's config cannot be: {one_line(error)}") from error
 
 
 def _by_name(state: "State", vectors: Sequence[Tensor | None]) -> dict[str, Tensor]:

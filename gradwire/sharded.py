@@ -10,10 +10,14 @@ Beside torch's files `gradwire.save` writes gradwire.json, with the sha256 of ea
 Replicas keep different residuals: without the replica in the key, one would be saved for all.
 """
 
+import contextlib
 import hashlib
 import io
 import logging
+import operator
 import re
+import secrets
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,8 +31,10 @@ from torch.distributed.tensor import DTensor
 from gradwire import packing
 from gradwire.cluster.gossip import gather_words
 from gradwire.cluster.group import uncounted
-from gradwire.dcp_reader import METADATA, Reader, innermost, read
+from gradwire.dcp_reader import FILE, METADATA, Reader, Writer, innermost, read
 from gradwire.errors import ExchangeError, GradwireError, StateError, one_line
+from gradwire.files import replace
+from gradwire.intact import check_sizes
 from gradwire.manifest import (
     MANIFEST,
     adopt_identity,
@@ -48,8 +54,11 @@ VECTORS = ("residual", "velocity")
 
 
 @torch.no_grad()
-def state_dict(wire: "ShardedWire") -> dict[str, Any]:
-    """See `ShardedWire.state_dict`. The last step is settled: it can be skipped no more."""
+def state_dict(wire: "ShardedWire", guarded: bool = False) -> dict[str, Any]:
+    """See `ShardedWire.state_dict`. The last step is settled: it can be skipped no more.
+
+    guarded: whether a manifest will be written beside it, without which it is then not read.
+    """
     skipped = wire.was_skipped()
     part: dict[str, Any] = {"residual": _tensors(wire, [b.residual(skipped) for b in wire.bundles])}
     if wire.config.momentum:
@@ -58,6 +67,8 @@ def state_dict(wire: "ShardedWire") -> dict[str, Any]:
         "skipped": False,
         "user_skip": False,
         "delivered": [None] * len(wire.bundles),
+        "shard": [wire.shard, wire.shards],
+        "guarded": guarded,
     }
     rest["counts"]["skipped"] += int(skipped)
     content = io.BytesIO()
@@ -74,40 +85,98 @@ def load_state_dict(wire: "ShardedWire", saved: Mapping[str, Any]) -> None:
             f"the state has no {replica}, {shard}; with another number of replicas or shards use "
             f"gradwire.load(wire, folder)"
         )
-    packing.restore(wire, _checked(wire, part, part[shard]))
+    rest = _plain(part[shard])
+    _check_place(rest, wire.group.rank, wire.group.size, wire.shard, wire.shards)
+    packing.restore(wire, _checked(wire, part, rest))
 
 
 def save(wire: Any, path: Path) -> None:
-    """See `gradwire.save`. A collective call of all replicas and shards."""
+    """See `gradwire.save`. A collective call of all replicas and shards.
+
+    Files have new names, and those of the last checkpoint go when this one is whole.
+    """
     _agree(wire, "save")
     adopt_identity(wire, _groups(wire))
+    token = _everywhere(wire, secrets.token_hex(4))[0]
     failure: Exception | None = None
-    digests: dict[str, str] = {}
+    content: dict[str, Any] = {}
+    old: dict[str, bytes] = {}
     try:
         refuse_other(wire, path)
+        path.mkdir(parents=True, exist_ok=True)
+        content = state_dict(wire, guarded=True)
+        files = [file for name in (METADATA, MANIFEST) if (file := path / name).is_file()]
+        old = {file.name: file.read_bytes() for file in files}
     except GradwireError as error:
         failure = error
-    _fail_together(wire, failure)
+    except Exception as error:  # of whatever kind: the others wait
+        failure = _refusal(path, error)
+    _fail_together(wire, failure, ExchangeError)
     try:
-        dcp.save({TOP: wire}, checkpoint_id=str(path))
-        digests = _digests(path)
+        _write(wire, path, token, content)
+    except BaseException:
+        _take_back(path, token, old)
+        raise
+
+
+def _write(wire: Any, path: Path, token: str, content: dict[str, Any]) -> None:
+    failure: Exception | None = None
+    digests: dict[str, str] = {}
+    named = _named(path)
+    try:
+        with warnings.catch_warnings():
+            # torch's warning of files that it would overwrite: these have new names.
+            warnings.filterwarnings("ignore", message="Detected an existing checkpoint")
+            dcp.save({TOP: content}, storage_writer=Writer(path, token))
+        digests = _digests(path, token)
     except (Exception, dcp.CheckpointException) as error:
-        failure = ExchangeError(f"{path} could not be written: {one_line(innermost(error))}")
-    _fail_together(wire, failure)
+        failure = _refusal(path, innermost(error))
+    _fail_together(wire, failure, ExchangeError)
     every = _everywhere(wire, digests)
     files = {name: digest for found in every for name, digest in found.items()}
     if dist.get_rank() == 0:
         try:
             write_manifest(path, {"steps": wire.steps, "run": wire.identity, "files": files})
-        except OSError as error:
-            failure = ExchangeError(f"{path / MANIFEST} could not be written: {error.strerror}")
-    _fail_together(wire, failure)
+        except Exception as error:
+            failure = _refusal(path / MANIFEST, error)
+    _fail_together(wire, failure, ExchangeError)
+    for name in named - files.keys():
+        with contextlib.suppress(OSError):
+            (path / name).unlink()
 
 
-def _digests(path: Path) -> dict[str, str]:
+def _take_back(path: Path, token: str, old: Mapping[str, bytes]) -> None:
+    """Delete what a save has written that failed, and put back what it has replaced."""
+    rank = dist.get_rank()
+    left = list(path.glob(f"__{rank}_{token}_*"))
+    if rank == 0:
+        left += [path / f"{METADATA}.tmp", *(path / n for n in {METADATA, MANIFEST} - old.keys())]
+        for name, content in old.items():
+            with contextlib.suppress(OSError):
+                replace(path / name, operator.methodcaller("write", content))
+    for file in left:
+        with contextlib.suppress(OSError):
+            file.unlink()
+
+
+def _named(path: Path) -> set[str]:
+    """The files of the checkpoint that is in the folder."""
+    try:
+        files = read_manifest(path).get("files", {})
+    except (StateError, OSError):
+        return set()
+    return {name for name in files if FILE.fullmatch(name)}
+
+
+def _refusal(path: Path, error: BaseException) -> ExchangeError:
+    why = error.strerror if isinstance(error, OSError) else one_line(error)
+    return ExchangeError(f"{path} could not be written: {why}. The last checkpoint is untouched")
+
+
+def _digests(path: Path, token: str) -> dict[str, str]:
     """The sha256 of every file that this rank has written."""
     rank = dist.get_rank()
-    files = [*path.glob(f"__{rank}_*.distcp"), *([path / METADATA] if rank == 0 else [])]
+    files = [*path.glob(f"__{rank}_{token}_*.distcp"), *([path / METADATA] if rank == 0 else [])]
     out = {}
     for file in files:
         with file.open("rb") as content:
@@ -124,11 +193,12 @@ def load(wire: Any, path: Path) -> None:
     """
     _agree(wire, "load")
     failure: GradwireError | None = None
-    seal, run, ready = "", "", {}
+    seal, run, ready, shared = "", "", {}, [""]
     try:
         saved = Saved(path)
         seal, run = saved.seal, saved.run
         ready = _checked(wire, *_part_of(saved, wire), same=saved.shards == wire.shards)
+        shared = packing.in_common(ready)
     except GradwireError as error:
         failure = error
     except OSError as error:
@@ -136,24 +206,35 @@ def load(wire: Any, path: Path) -> None:
     except Exception as error:  # of whatever kind: the others wait
         failure = StateError(f"{path} cannot be read: {one_line(error)}")
         failure.__cause__ = error
-    _fail_together(wire, failure)
-    seals = _everywhere(wire, seal)
-    if any(other != seals[0] for other in seals):
-        raise StateError(f"{path}: ranks hold different checkpoints. Copy one to all.")
+    _fail_together(wire, failure, StateError)
+    _compare(wire, path, seal, shared)
     packing.restore(wire, ready)
     note_identity(wire, run)
 
 
-def _part_of(saved: "Saved", wire: Any) -> tuple[dict[str, dict[str, Tensor]], bytes]:
+def _compare(wire: Any, path: Path, seal: str, shared: list[str]) -> None:
+    """Raises on every rank unless all have read the same manifest and parts that fit together."""
+    rows = _everywhere(wire, [seal, *shared])
+    size = wire.group.size
+    for place, row in enumerate(rows):
+        # Shards differ in their bundles: a small parameter is on one of them only.
+        fits = row[:-1] == rows[0][:-1] and row[-1] == rows[place // size * size][-1]
+        if not fits:
+            raise StateError(f"{path}: ranks hold different checkpoints. Copy one to all.")
+
+
+def _part_of(saved: "Saved", wire: Any) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
     """This rank's shard of the vectors, the mean over replicas where their number differs."""
     saved.check(wire)
     replicas = range(saved.replicas)
     if saved.replicas == wire.group.size:
         replicas = range(wire.group.rank, wire.group.rank + 1)
     part: dict[str, dict[str, Tensor]] = {}
-    rest = b""
+    rest: dict[str, Any] = {}
     for replica in replicas:
-        vectors, other = saved.read(wire, replica)
+        vectors, content = saved.read(wire, replica)
+        other = _plain(content)
+        saved.check_rest(wire, replica, other)
         rest = rest or other
         for what, tensors in vectors.items():
             total = part.setdefault(what, {})
@@ -182,12 +263,15 @@ def _everywhere(wire: Any, value: Any) -> list[Any]:
     return [one for row in gather_words(shards, mine, wire.device) for one in row]
 
 
-def _fail_together(wire: Any, failure: Exception | None) -> None:
-    """Raises on every rank when one of them failed: there its own, elsewhere one that names it."""
+def _fail_together(wire: Any, failure: Exception | None, kind: type[GradwireError]) -> None:
+    """Raises on every rank when one of them failed.
+
+    A rank that failed raises its own error; the others a `kind` that names the first such rank.
+    """
     words = "" if failure is None else f"rank {dist.get_rank()}: {failure}"
     first = next((said for said in _everywhere(wire, words) if said), None)
     if first is not None:
-        raise failure or StateError(first)
+        raise failure or kind(first)
 
 
 class Saved:
@@ -195,7 +279,7 @@ class Saved:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        manifest = _manifest(path)
+        self._manifest = manifest = _manifest(path)
         self._digests = manifest.get("files", {})
         self.seal, self.run = manifest.get("sha256", ""), manifest.get("run", "")
         metadata = Reader(path, self._digests).read_metadata()
@@ -228,6 +312,22 @@ class Saved:
                     f"residual of {name!r} has shape {tuple(sizes[name])}, the model's is "
                     f"{tuple(size)}"
                 )
+
+    def check_rest(self, wire: Any, replica: int, rest: Mapping[str, Any]) -> None:
+        """Raises StateError unless what one rank says of itself is what the folder says of it."""
+        if not self._manifest and rest.get("guarded"):
+            raise StateError(
+                f"{self._path} holds no checkpoint: {MANIFEST} is not there. Copy every file into "
+                f"the folder"
+            )
+        for field in self._manifest.keys() & {"run", "steps"}:
+            if rest.get(field) != self._manifest[field]:
+                raise StateError(
+                    f"{self._path}: the {field} of replica {replica} is {rest.get(field)!r:.40}, "
+                    f"that of {MANIFEST} {self._manifest[field]!r:.40}: it is of another checkpoint"
+                )
+        shard = wire.shard if self.shards == wire.shards else 0
+        _check_place(rest, replica, self.replicas, shard, self.shards)
 
     def read(self, wire: Any, replica: int) -> tuple[dict[str, dict[str, Tensor]], bytes]:
         """This rank's shard of one replica's vectors, and the rest of one rank of it."""
@@ -266,7 +366,9 @@ def _tensors(wire: "ShardedWire", vectors: list[Tensor] | None) -> dict[str, DTe
     for unit in wire.units:
         for place in unit.places:
             like = place.parameter.sharded_param
-            local = torch.zeros(place.parameter.sharded_size, device=wire.device)
+            local = torch.zeros(
+                place.parameter.sharded_size, dtype=torch.float32, device=wire.device
+            )
             if vectors is not None and place.numel:
                 bundle, slot = wire.home(place.name)
                 local.copy_(bundle.view(vectors[bundle.index], slot))
@@ -281,19 +383,37 @@ def _tensors(wire: "ShardedWire", vectors: list[Tensor] | None) -> dict[str, DTe
     return out
 
 
+def _plain(content: Any) -> dict[str, Any]:
+    """The short rest of one rank."""
+    try:
+        rest = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many kinds
+        raise StateError(f"the state of one rank is damaged: {one_line(error)}") from error
+    if not isinstance(rest, dict):
+        raise StateError(f"the state of one rank is a {type(rest).__name__}, not a dictionary")
+    check_sizes(rest)
+    return rest
+
+
+def _check_place(
+    rest: Mapping[str, Any], replica: int, replicas: int, shard: int, shards: int
+) -> None:
+    """Raises StateError for the state of another rank. The last release did not note the shard."""
+    found = [rest.get("rank"), rest.get("world_size"), rest.get("shard", [shard, shards])]
+    if found != [replica, replicas, [shard, shards]]:
+        raise StateError(
+            f"what should be of replica {replica}, shard {shard} is of replica {found[0]!r:.20}, "
+            f"shard {found[2]!r:.20}: copy the files again"
+        )
+
+
 def _checked(
-    wire: "ShardedWire", part: Mapping[str, Any], rest: bytes, same: bool = True
+    wire: "ShardedWire", part: Mapping[str, Any], saved: dict[str, Any], same: bool = True
 ) -> dict[str, Any]:
-    """The state in `part` and `rest`, ready to be restored; raises StateError for another model's.
+    """The state in `part` and `saved`, ready to be restored; raises StateError for another model's.
 
     same: whether the number of shards is the one it was saved with.
     """
-    try:
-        saved = torch.load(io.BytesIO(rest), map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many kinds
-        raise StateError(f"the state of one rank is damaged: {one_line(error)}") from error
-    if not isinstance(saved, dict):
-        raise StateError(f"the state of one rank is a {type(saved).__name__}, not a dictionary")
     if not same:
         # What methods remember belongs to a shard of the old size: they begin anew.
         log.info("another number of shards: the methods' memories begin anew")
@@ -301,7 +421,10 @@ def _checked(
         saved["memory"] = [{} for _ in wire.bundles]
         saved["delivered"] = [None for _ in wire.bundles]
     for what in VECTORS:
-        tensors = {name: _local(tensor).float() for name, tensor in part.get(what, {}).items()}
+        found = part.get(what, {})
+        if not isinstance(found, Mapping) or not all(map(_is_tensor, found.values())):
+            raise StateError(f"the state's {what} must be tensors by name")
+        tensors = {name: _local(tensor).float() for name, tensor in found.items()}
         saved[what] = {name: tensor for name, tensor in tensors.items() if tensor.numel()}
     packing.check(wire, saved)
     for names in saved["bundles"]:
@@ -311,6 +434,10 @@ def _checked(
                 f"were reduced together. Call fully_shard on the same modules as then."
             )
     return saved
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
 
 
 def _local(tensor: Tensor) -> Tensor:
