@@ -124,7 +124,7 @@ def one_flushes(rank):
 
 def test_a_rank_out_of_step_is_an_error_on_every_rank(ranks):
     for message in ranks.run(2, one_flushes):
-        assert "rank 1 has entries" in message
+        assert "rank 1 has flush 1, rank 0 has 0" in message
         assert "step 3, bundle" in message
 
 
