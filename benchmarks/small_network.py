@@ -21,9 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gradwire import VirtualCluster
-from gradwire.data.cifar10 import load_cifar10
 from gradwire.recipes import RECIPES
-from gradwire.train.rates import cosine
+from gradwire.workbench.data.cifar10 import load_cifar10
+from gradwire.workbench.train.rates import cosine
 
 WORKERS, BATCH, STEPS = 16, 32, 4000
 LR, MOMENTUM, DECAY = 0.4, 0.9, 1e-4

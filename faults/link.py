@@ -12,9 +12,9 @@ from faults import crew, job
 from faults.kills import unbroken
 from faults.row import Row
 from faults.worker import answers
-from gradwire.cluster.lab import Lab
-from gradwire.cluster.processes import rank_environment
 from gradwire.errors import LabError
+from gradwire.workbench.lab.lab import Lab
+from gradwire.workbench.lab.processes import rank_environment
 
 RANKS, VICTIM, LINK = 3, 1, "100mbit"
 PACE = 0.1

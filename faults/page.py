@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from faults.row import Row
-from gradwire.train.folder import machine
+from gradwire.workbench.train.folder import machine
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE, FIGURES = DOCS / "limits.md", DOCS / "limits.json"

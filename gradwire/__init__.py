@@ -8,18 +8,18 @@ It sends the gradient entries that matter, keeps the rest for later, and loses n
 Importing it imports neither Triton nor CUDA, reads no environment and configures no logging.
 """
 
-from gradwire.checkpoint import load, save
-from gradwire.cluster.local import VirtualCluster
 from gradwire.config import Config
 from gradwire.integrate.ddp import attach, ddp_hook
-from gradwire.integrate.local import local_steps
+from gradwire.integrate.local_steps import local_steps
 from gradwire.integrate.loop import average
-from gradwire.state import State
+from gradwire.integrate.virtual_cluster import VirtualCluster
+from gradwire.state.saved.folder import load, save
+from gradwire.state.state import State
 from gradwire.types import Sparse
 from gradwire.version import __version__
 
 # Last: the functions take the place of the packages of the same names, which stay importable.
-from gradwire.operator import compress  # isort: skip
+from gradwire.compress.call import compress  # isort: skip
 from gradwire.plan.planner import plan  # isort: skip
 
 __all__ = [

@@ -1,6 +1,6 @@
 """`python -m gradwire`."""
 
-from gradwire.cli import main
+from gradwire.workbench.cli import main
 
 if __name__ == "__main__":
     main()

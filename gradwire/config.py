@@ -12,8 +12,8 @@ from gradwire.compress import METHODS
 from gradwire.encode import Encoding
 from gradwire.errors import ConfigError
 from gradwire.exchange import EXCHANGES
-from gradwire.options import check_options, no_option, options_of, resolve_names
 from gradwire.recipes import recipe_of
+from gradwire.registry import check_options, no_option, options_of, resolve_names
 
 
 @dataclass(frozen=True)

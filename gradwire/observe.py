@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from gradwire.errors import ConfigError
-from gradwire.stats import Stats
+from gradwire.state.stats import Stats
 
 METRICS: dict[str, tuple[str, str]] = {
     "steps": ("counter", "Steps taken."),

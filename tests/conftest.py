@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tests.ranks import PRELOAD, Ranks
+from tests.rank_pool import PRELOAD, Ranks
 
 # Packages are installed without their bytecode: processes that tests start would compile all they
 # import anew, and time out.

@@ -24,27 +24,27 @@ import numpy as np
 import torch
 
 import gradwire
-from gradwire import checkpoint
-from gradwire.bench.data import read_gradient
-from gradwire.cluster.rate import parse_rate
 from gradwire.config import Config
-from gradwire.data.an4 import load_an4
-from gradwire.data.cifar10 import load_cifar10
-from gradwire.data.mnist import load_mnist
-from gradwire.data.text import load_text
 from gradwire.errors import GradwireError
-from gradwire.options import parse_options
-from gradwire.report import headline, read_runs
-from gradwire.report.page import page
-from gradwire.report.studies import write_studies
-from gradwire.study import STUDIES, Settings
-from gradwire.study.folder import Folder
-from gradwire.train import checkpoint as trainer
-from gradwire.train.options import resolve
-from gradwire.train.run import _finished
-from gradwire.train.saved import from_dict
-from tests.data import files as data_files
-from tests.report.runs import write_run
+from gradwire.plan.rate import parse_rate
+from gradwire.registry import parse_options
+from gradwire.state.saved import folder as checkpoint
+from gradwire.workbench.bench.data import read_gradient
+from gradwire.workbench.data.an4 import load_an4
+from gradwire.workbench.data.cifar10 import load_cifar10
+from gradwire.workbench.data.mnist import load_mnist
+from gradwire.workbench.data.text import load_text
+from gradwire.workbench.report import headline, read_runs
+from gradwire.workbench.report.page import page
+from gradwire.workbench.report.studies import write_studies
+from gradwire.workbench.study import STUDIES, Settings
+from gradwire.workbench.study.folder import Folder
+from gradwire.workbench.train import checkpoint as trainer
+from gradwire.workbench.train.options import resolve
+from gradwire.workbench.train.run import _finished
+from gradwire.workbench.train.saved import from_dict
+from tests.workbench.data import files as data_files
+from tests.workbench.report.runs import write_run
 
 ODD = [
     None, True, -1, 0, 1, 3, 2**31, 2**63, 10**400, -0.5, 1e308, float("nan"), float("inf"), "",

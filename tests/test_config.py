@@ -9,8 +9,8 @@ from gradwire.accumulate import Schedule
 from gradwire.compress import METHODS
 from gradwire.config import Config, configure
 from gradwire.exchange import EXCHANGES
-from gradwire.options import options_of, parse_options
-from gradwire.train.options import resolve
+from gradwire.registry import options_of, parse_options
+from gradwire.workbench.train.options import resolve
 
 
 def test_defaults_and_names():

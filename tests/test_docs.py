@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 import gradwire
-from tests.ranks import PRELOAD
+from tests.rank_pool import PRELOAD
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -81,7 +81,7 @@ def test_commands_parse(line):
     """Every `gradwire ...` line names a command and options that exist."""
     import typer
 
-    from gradwire.cli.app import app
+    from gradwire.workbench.cli.app import app
 
     command, context = typer.main.get_command(app), None
     words = shlex.split(line)[1:]

@@ -11,7 +11,7 @@ import torch
 import gradwire
 from gradwire.errors import ConfigError
 from gradwire.observe import METRICS, TensorBoard, WandB, prometheus, scalars
-from gradwire.stats import Stats
+from gradwire.state.stats import Stats
 
 
 def stats(**fields):

@@ -15,18 +15,18 @@ from torch import Tensor
 
 from gradwire.compress.bisect import MOST, bisect
 from gradwire.compress.chunked import check_chunked, chunked, chunked_group, chunked_room
-from gradwire.compress.deft import deft, deft_learns
 from gradwire.compress.dense import dense
 from gradwire.compress.dgc import check_dgc, dgc
-from gradwire.compress.estimate import check_capacity, room
-from gradwire.compress.exdyna import exdyna, exdyna_learns
 from gradwire.compress.gaussiank import check_gaussiank, gaussiank, gaussiank_room
-from gradwire.compress.micro import micro, micro_learns
 from gradwire.compress.mstopk import mstopk
-from gradwire.compress.partition import share
+from gradwire.compress.parts.deft import deft, deft_learns
+from gradwire.compress.parts.exdyna import exdyna, exdyna_learns
+from gradwire.compress.parts.micro import micro, micro_learns
+from gradwire.compress.parts.partition import share
 from gradwire.compress.randk import check_randk, draw_early, keeps_rest, randk
 from gradwire.compress.sidco import sidco
 from gradwire.compress.threshold import check_threshold, threshold
+from gradwire.compress.thresholds import check_capacity, room
 from gradwire.compress.topk import topk
 from gradwire.compress.trimmed import trimmed
 from gradwire.kernels.topk import group_size

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.compress.estimate import SEEN, beyond, room, stride
+from gradwire.compress.thresholds import SEEN, beyond, room, stride
 from gradwire.types import Memory, Scan, Sparse
 
 MOST = 2.0

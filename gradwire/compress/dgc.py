@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.compress.estimate import beyond, level, runs
+from gradwire.compress.thresholds import beyond, level, runs
 from gradwire.errors import ConfigError
 from gradwire.kernels.level_torch import Rule
 from gradwire.types import Memory, Scan, Sparse

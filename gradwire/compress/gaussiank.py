@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.compress.estimate import beyond, check_capacity, level, room, tail
+from gradwire.compress.thresholds import beyond, check_capacity, level, room, tail
 from gradwire.errors import ConfigError, unknown
 from gradwire.kernels.level_torch import Rule
 from gradwire.types import Memory, Scan, Sparse

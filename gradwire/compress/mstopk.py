@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from gradwire.compress.estimate import beyond, level
+from gradwire.compress.thresholds import beyond, level
 from gradwire.kernels.level_torch import Rule
 from gradwire.types import Memory, Scan, Sparse
 

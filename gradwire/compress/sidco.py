@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.compress.estimate import beyond, room, stride
+from gradwire.compress.thresholds import beyond, room, stride
 from gradwire.types import Memory, Scan, Sparse
 
 START = 3

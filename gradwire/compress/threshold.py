@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.compress.estimate import SEEN, beyond, check_capacity, room, stride
+from gradwire.compress.thresholds import SEEN, beyond, check_capacity, room, stride
 from gradwire.errors import ConfigError
 from gradwire.kernels.level_torch import just_below
 from gradwire.types import Memory, Scan, Sparse

@@ -23,11 +23,11 @@ from gradwire.exchange.hierarchical import (
     hierarchical_prepare,
     hierarchical_rounds,
 )
+from gradwire.exchange.means import ordered_rounds
 from gradwire.exchange.oktopk import oktopk, oktopk_bytes, oktopk_check, oktopk_rounds
-from gradwire.exchange.ordered import ordered_rounds
 from gradwire.exchange.outcome import Outcome
+from gradwire.exchange.sketch_size import Table, table_prepare
 from gradwire.exchange.sketched import sketched, sketched_bytes, sketched_rounds
-from gradwire.exchange.table import Table, table_prepare
 from gradwire.exchange.union import union, union_bytes, union_rounds
 
 __all__ = ["EXCHANGES", "Exchange", "Outcome"]

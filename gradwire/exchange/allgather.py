@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from gradwire.cluster.group import Group
 from gradwire.encode import Encoding, Message, nbytes
 from gradwire.exchange.outcome import Outcome
 from gradwire.kernels import decode, unpack
 from gradwire.kernels.target import Target
+from gradwire.ranks.group import Group
 from gradwire.stages import stage
 from gradwire.types import Memory
 

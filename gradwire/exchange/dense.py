@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from gradwire.cluster.group import Group
 from gradwire.encode import Encoding, Message
 from gradwire.exchange.outcome import Outcome
 from gradwire.kernels import spread
+from gradwire.ranks.group import Group
 from gradwire.stages import stage
 from gradwire.types import Memory
 

@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.cluster.group import Group
 from gradwire.encode import Encoding, Message
 from gradwire.exchange.outcome import Outcome
+from gradwire.exchange.sketch_size import Table
 from gradwire.exchange.sketched import by_sketch
-from gradwire.exchange.table import Table
+from gradwire.ranks.group import Group
 from gradwire.stages import stage
 from gradwire.types import Memory
 

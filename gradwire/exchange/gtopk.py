@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.cluster.group import Group
 from gradwire.encode import Encoding, Message, encode, nbytes
 from gradwire.encode.noise import Noise
 from gradwire.errors import unknown
-from gradwire.exchange.entries import add, keep, restrict, subtract
 from gradwire.exchange.outcome import Outcome
+from gradwire.exchange.sparse_sum import add, keep, restrict, subtract
 from gradwire.kernels import spread, start
+from gradwire.ranks.group import Group
 from gradwire.stages import stage
 from gradwire.types import Memory, Sparse
 

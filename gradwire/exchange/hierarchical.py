@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.cluster.group import Group
 from gradwire.encode import Encoding, Message, encode, nbytes
 from gradwire.errors import ConfigError
 from gradwire.exchange.allgather import mean_of
 from gradwire.exchange.outcome import Outcome
+from gradwire.ranks.group import Group
 from gradwire.stages import stage
 from gradwire.types import Memory, Sparse
 

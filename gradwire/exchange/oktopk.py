@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.cluster.group import Group
 from gradwire.encode import Encoding, Message, encode, nbytes
 from gradwire.errors import ConfigError
-from gradwire.exchange.entries import add_all, keep, restrict, subtract
 from gradwire.exchange.outcome import Outcome
+from gradwire.exchange.sparse_sum import add_all, keep, restrict, subtract
 from gradwire.kernels import spread, start
+from gradwire.ranks.group import Group
 from gradwire.stages import stage
 from gradwire.types import Memory, Sparse
 

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.cluster.group import Group
 from gradwire.encode import Encoding, Message
-from gradwire.exchange.ordered import ordered_bytes, ordered_mean, ordered_rounds
+from gradwire.exchange.means import ordered_bytes, ordered_mean, ordered_rounds
 from gradwire.exchange.outcome import Outcome
-from gradwire.exchange.table import Table, warn_if_blind
+from gradwire.exchange.sketch_size import Table, warn_if_blind
 from gradwire.kernels.sketch_torch import mix
 from gradwire.kernels.topk import group_size
+from gradwire.ranks.group import Group
 from gradwire.stages import stage
 from gradwire.types import Memory, Sparse
 

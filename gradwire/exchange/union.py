@@ -2,12 +2,12 @@
 
 from torch import Tensor
 
-from gradwire.cluster.group import Group
 from gradwire.encode import HEADER, Encoding, Message
 from gradwire.encode.indices import index_bytes
-from gradwire.exchange.ordered import ordered_bytes, ordered_mean, ordered_rounds
+from gradwire.exchange.means import ordered_bytes, ordered_mean, ordered_rounds
 from gradwire.exchange.outcome import Outcome
 from gradwire.kernels import join, spread, start
+from gradwire.ranks.group import Group
 from gradwire.stages import stage
 from gradwire.types import Memory, Sparse
 

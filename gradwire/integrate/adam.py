@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Iterable
 
-from gradwire.state import State
+from gradwire.state.state import State
 
 
 def warn_of_adam(state: State, optimizers: Iterable[object]) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from gradwire.cluster.group import uncounted
 from gradwire.config import Config
-from gradwire.state import State
+from gradwire.ranks.group import uncounted
+from gradwire.state.state import State
 
 TRIES = 10
 """Steps in which a parameter that is kept something for may be used again, after `detach`."""

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gradwire.cluster.communicator import take
-from gradwire.cluster.gossip import gather_words
-from gradwire.cluster.group import DistributedGroup, uncounted
 from gradwire.config import Config
 from gradwire.encode.message import MAGIC
 from gradwire.errors import ConfigError
+from gradwire.ranks.communicator import take
+from gradwire.ranks.group import DistributedGroup, uncounted
+from gradwire.ranks.together import gather_words
 from gradwire.types import Slot
 from gradwire.version import __version__
 

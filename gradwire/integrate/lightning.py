@@ -15,13 +15,13 @@ from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.checkpoint import MANIFEST, load, save
 from gradwire.config import Config
 from gradwire.errors import ConfigError, StateError
 from gradwire.integrate.adam import warn_of_adam
 from gradwire.integrate.attached import Attached
 from gradwire.integrate.ddp import attach, check_fields
 from gradwire.integrate.versions import require
+from gradwire.state.saved.folder import MANIFEST, load, save
 
 require("lightning")
 

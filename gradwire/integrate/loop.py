@@ -5,11 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from gradwire.cluster.group import uncounted
 from gradwire.errors import ConfigError
 from gradwire.integrate.handshake import meet
 from gradwire.integrate.refuse import DTYPES
-from gradwire.state import State
+from gradwire.ranks.group import uncounted
+from gradwire.state.state import State
 from gradwire.types import Slot
 
 

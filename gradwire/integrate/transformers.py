@@ -7,13 +7,13 @@ from typing import Any, cast
 
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire import checkpoint
 from gradwire.config import Config
 from gradwire.errors import AttachError, StateError
 from gradwire.integrate import ddp
 from gradwire.integrate.adam import warn_of_adam
 from gradwire.integrate.ddp import Wire
 from gradwire.integrate.versions import require
+from gradwire.state.saved import folder as checkpoint
 
 require("transformers")
 require("accelerate")

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradwire.cluster.gossip import gather_words
-from gradwire.cluster.group import uncounted
 from gradwire.config import check_density
 from gradwire.errors import ConfigError
 from gradwire.plan.measure import measure_link, measure_machine, node_count
@@ -17,10 +15,12 @@ from gradwire.plan.planner import plan_for
 from gradwire.plan.recommend import Recommendation
 from gradwire.plan.ways import ENCODINGS
 from gradwire.plan.workload import by_shapes
+from gradwire.ranks.group import uncounted
+from gradwire.ranks.together import gather_words
 from gradwire.stages import Clock, Mark
 
 if TYPE_CHECKING:
-    from gradwire.state import State
+    from gradwire.state.state import State
 
 SKIPPED, MEASURED = 2, 5
 """Steps: in the first ones DDP builds its buckets anew and caches are cold."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from gradwire.encode import HEADER, Encoding, nbytes
 from gradwire.encode.indices import index_bytes
 from gradwire.exchange import EXCHANGES
-from gradwire.exchange.table import Table
+from gradwire.exchange.sketch_size import Table
 from gradwire.plan.network import Leg, Network
 
 Legs = Callable[[Network, int, int, Encoding], list[Leg]]

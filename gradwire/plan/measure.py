@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gradwire.cluster.group import DistributedGroup
 from gradwire.plan.machine import MACHINES, Machine
 from gradwire.plan.network import GOODPUT
-from gradwire.train.place import Place
+from gradwire.ranks.group import DistributedGroup
+from gradwire.workbench.train.place import Place
 
 ENTRIES = 4_000_000
 REPEAT, MANY = 7, 60

@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass
 
-from gradwire.cluster.rate import UNITS, parse_rate, show_rate
 from gradwire.errors import ConfigError
+from gradwire.plan.rate import UNITS, parse_rate, show_rate
 
 GOODPUT = 0.956
 """What TCP delivers of a link's rate; the rest is headers. Measured in the lab."""

@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import nn
 
-from gradwire.cluster.rate import parse_time
 from gradwire.config import check_density
 from gradwire.errors import ConfigError
 from gradwire.plan.machine import Machine, machine
 from gradwire.plan.network import LATENCY, LOCAL_RATE, Network, link_rate, show_link
 from gradwire.plan.predict import Prediction, Way, predict
+from gradwire.plan.rate import parse_time
 from gradwire.plan.recommend import At, Recommendation, recommend
 from gradwire.plan.ways import DENSITIES, ENCODINGS, all_ways
 from gradwire.plan.workload import Workload, by_count, by_file, by_name, by_shapes
@@ -82,8 +82,8 @@ def plan(
         plan = gradwire.plan("resnet50", workers=16, link="1gbit", gpu="v100")
         print(plan.recommendation.reason)
 
-    model: a name in `gradwire.models`, a torch.nn.Module, or a .pt of shapes; or `params`, their
-    number. All but the name need `step_seconds`, one worker's step without any exchange; for the
+    model: a name in `gradwire.workbench.models`, a torch.nn.Module, or a .pt of shapes; or
+    `params`, their number. All but the name need `step_seconds`, one worker's step without any exchange; for the
     name it is better than the guess from FLOP. `nodes`: of one link each; as many as workers unless
     given. `gpu`: a name, or "" to measure the device at hand. `density`: only these; `min_density`
     bounds what may be recommended.

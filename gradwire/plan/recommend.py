@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gradwire.cluster.rate import SLOWEST
 from gradwire.plan.network import FASTEST, GOODPUT, show_link
 from gradwire.plan.predict import Prediction
+from gradwire.plan.rate import SLOWEST
 from gradwire.plan.ways import ARRIVES, BEST
 
 WORTH = 0.95

@@ -6,7 +6,7 @@ from gradwire.compress import METHODS
 from gradwire.config import Config
 from gradwire.errors import ConfigError, unknown
 from gradwire.exchange import EXCHANGES
-from gradwire.exchange.table import Table
+from gradwire.exchange.sketch_size import Table
 from gradwire.plan.network import Network
 from gradwire.plan.predict import Way
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from gradwire.encode import Encoding
-from gradwire.exchange.table import Table
+from gradwire.exchange.sketch_size import Table
 from gradwire.plan.machine import Machine
 from gradwire.plan.network import Network
 

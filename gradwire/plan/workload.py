@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from gradwire.accumulate.layout import arrange
 from gradwire.errors import ConfigError
-from gradwire.models import ModelSpec, spec
 from gradwire.plan.machine import Machine
 from gradwire.types import MAX_SIZE, Slot, align
+from gradwire.workbench.models import ModelSpec, spec
 
 BACKWARD = 2 / 3
 """The backward pass takes two of three multiplications."""
@@ -81,7 +81,7 @@ def _bundles(shapes: Shapes, weights: tuple[float, ...], limit: float) -> list[P
 
 
 def by_name(name: str, device: Machine, batch: int | None, seconds: float | None) -> Workload:
-    """A network of `gradwire.models`; its seconds, unless given, are FLOP / sustained FLOP/s."""
+    """A network of the workbench; its seconds, unless given, are FLOP / sustained FLOP/s."""
     found = spec(name)
     batch = found.batch if batch is None else batch
     if batch < 1:

@@ -11,8 +11,8 @@ import gradwire
 from gradwire.accumulate.momentum import clip_factor
 from gradwire.accumulate.schedule import entries
 from gradwire.exchange import EXCHANGES
-from tests.cluster.test_law import CASES, DTYPES, KINDS, gradients, violation
 from tests.exchange.cases import SKETCHES, options
+from tests.law.test_law import CASES, DTYPES, KINDS, gradients, violation
 
 PAIRS = sorted({(method, exchange) for method, exchange, _ in CASES})
 

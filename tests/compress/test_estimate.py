@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from gradwire.compress.estimate import RANKED, RUN, reached, runs, sample, stride
+from gradwire.compress.thresholds import RANKED, RUN, reached, runs, sample, stride
 from gradwire.kernels.level_torch import STEP, just_below, ranked, rung
 from gradwire.types import Scan
 from tests.compress.test_selectors import drawn, scanned

@@ -5,10 +5,10 @@ import torch
 
 from gradwire import kernels
 from gradwire.accumulate.bundle import Bundle
-from gradwire.choose import choose
 from gradwire.compress import METHODS
 from gradwire.config import Config
 from gradwire.kernels.topk import group_size
+from gradwire.state.choice import choose
 from gradwire.types import Slot
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -8,9 +8,9 @@ import torch
 import gradwire
 from gradwire.accumulate.layout import place, size_of
 from gradwire.compress import METHODS
-from gradwire.compress.deft import binned, portions
-from gradwire.compress.exdyna import moved
-from gradwire.compress.partition import follow, share
+from gradwire.compress.parts.deft import binned, portions
+from gradwire.compress.parts.exdyna import moved
+from gradwire.compress.parts.partition import follow, share
 from gradwire.types import Memory, Scan, Slot, Sparse
 
 PARTED = [name for name, method in METHODS.items() if method.learns]

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import torch
 
-from gradwire.cluster.virtual import VirtualRanks
 from gradwire.compress import METHODS
 from gradwire.encode import Encoding, encode
 from gradwire.encode.values import VALUES
 from gradwire.exchange import EXCHANGES
+from gradwire.ranks.virtual import VirtualRanks
 from gradwire.types import Memory, align, padding
 
 SKETCHES = ("sketched", "gs-sgd")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import gradwire
-from gradwire.exchange.entries import add, keep, subtract
+from gradwire.exchange.sparse_sum import add, keep, subtract
 
 
 def gradients(world, seed, correlated=0.7):

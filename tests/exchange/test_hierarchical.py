@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import gradwire
-from gradwire.cluster.virtual import VirtualRanks
 from gradwire.exchange import EXCHANGES
 from gradwire.exchange.hierarchical import _largest
+from gradwire.ranks.virtual import VirtualRanks
 from tests.exchange.cases import Hand
 
 

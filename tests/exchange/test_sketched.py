@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import gradwire
-from gradwire.cluster.virtual import VirtualRanks
 from gradwire.exchange.gs_sgd import halving_mean
-from gradwire.exchange.ordered import ordered_mean
+from gradwire.exchange.means import ordered_mean
+from gradwire.exchange.sketch_size import Table
 from gradwire.exchange.sketched import largest, next_seeds
-from gradwire.exchange.table import Table
 from gradwire.kernels import insert
+from gradwire.ranks.virtual import VirtualRanks
 from gradwire.types import Memory
 from tests.exchange.cases import SKETCHES, Hand
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from tests.golden import folders, messages, steps
 from tests.golden.cases import DATA
-from tests.ranks import Ranks
+from tests.rank_pool import Ranks
 
 PARTS = ("messages", "steps", "folders")
 

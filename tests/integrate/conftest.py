@@ -1,6 +1,6 @@
 import pytest
 
-from tests.ranks import Ranks
+from tests.rank_pool import Ranks
 
 
 @pytest.fixture(scope="module")

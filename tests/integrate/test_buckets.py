@@ -6,7 +6,7 @@ from torch import nn
 
 from gradwire.accumulate import Bundle
 from gradwire.accumulate.layout import place
-from gradwire.integrate.buckets import ONCE_MORE, Buckets, runs_of
+from gradwire.integrate.ddp.buckets import ONCE_MORE, Buckets, runs_of
 from gradwire.types import Slot
 from tests.integrate import models
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.integrate import ordered
+from gradwire.integrate.ddp import thread as ordered
 from tests.integrate import models, sharded_models
 
 ROUNDS = 4

@@ -12,10 +12,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.checkpoint import MANIFEST
 from gradwire.errors import ConfigError, StateError
 from gradwire.integrate import handshake
-from gradwire.manifest import seal
+from gradwire.state.saved.folder import MANIFEST
+from gradwire.state.saved.manifest import seal
 from tests.integrate import models
 
 

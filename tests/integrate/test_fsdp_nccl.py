@@ -7,7 +7,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 import gradwire
 from tests.integrate import sharded_models as models
-from tests.ranks import Ranks
+from tests.rank_pool import Ranks
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.cluster.virtual import VirtualRanks
 from gradwire.errors import AttachError, ConfigError, ExchangeError, StateError
+from gradwire.ranks.virtual import VirtualRanks
 from tests.integrate import models
 
 FIELDS = {"every": 3, "density": 0.1, "dense_below": 0}

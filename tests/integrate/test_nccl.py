@@ -9,9 +9,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.compress import METHODS
-from tests.cluster.test_law import violation
 from tests.integrate import models
-from tests.ranks import Ranks
+from tests.law.test_law import violation
+from tests.rank_pool import Ranks
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -83,7 +83,7 @@ def test_every_exchange(nccl, exchange):
 def real_size(rank, device, method, pixels):
     """Three steps of ResNet-50; what the replica is then."""
     torch.manual_seed(0)
-    ddp = DistributedDataParallel(gradwire.models.build("resnet50").to(device))
+    ddp = DistributedDataParallel(gradwire.workbench.models.build("resnet50").to(device))
     wire = gradwire.attach(ddp, method=method, density=0.001)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-4)
     torch.manual_seed(rank + 1)

@@ -9,9 +9,9 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.cluster.group import FIELDS, NAME
 from gradwire.errors import AttachError, DriftError
-from gradwire.watch import Watch
+from gradwire.ranks.group import FIELDS, NAME
+from gradwire.state.drift import Watch
 from tests.integrate import models
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE, ON_GPU  # isort: skip
-from gradwire.study.filters import filter_gradients_torch
-from gradwire.study.filters_triton import filter_gradients_triton
+from gradwire.workbench.simulate.filters import filter_gradients_torch
+from gradwire.workbench.simulate.filters_triton import filter_gradients_triton
 
 TYPES = [torch.float32, torch.bfloat16] if ON_GPU else [torch.float32]
 """Triton's interpreter multiplies the bits of bf16."""

@@ -8,7 +8,6 @@ import torch
 from tests.kernels.triton_device import DEVICE, gpu  # isort: skip
 from gradwire import kernels
 from gradwire.accumulate.bundle import Bundle
-from gradwire.choose import choose
 from gradwire.compress import METHODS
 from gradwire.config import Config
 from gradwire.encode import encode
@@ -17,6 +16,7 @@ from gradwire.kernels.chunks_torch import chunks_torch
 from gradwire.kernels.draw_torch import draw_torch, pick_torch
 from gradwire.kernels.scan_torch import scan_torch
 from gradwire.kernels.topk_torch import topk_torch
+from gradwire.state.choice import choose
 from gradwire.types import Delivered, Memory, Slot
 
 pytestmark = gpu

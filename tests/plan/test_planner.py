@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import gradwire
-from gradwire.cluster.rate import parse_time
 from gradwire.errors import ConfigError
 from gradwire.plan.network import link_rate
+from gradwire.plan.rate import parse_time
 from gradwire.plan.ways import ARRIVES
 
 TOPK = {"methods": ("topk",), "gpu": "v100"}

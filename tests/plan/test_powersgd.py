@@ -7,9 +7,9 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hook
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.models import build
 from gradwire.plan.network import Network
 from gradwire.plan.powersgd import legs, rank_of, split
+from gradwire.workbench.models import build
 
 
 def entries_sent(rank, low):

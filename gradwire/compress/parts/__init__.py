@@ -1,0 +1,1 @@
+"""Methods in which each worker chooses in a part of its own."""

@@ -1,0 +1,46 @@
+"""Words between ranks: as JSON, never as pickle."""
+
+import json
+from typing import Any
+
+import torch
+
+from gradwire.errors import ExchangeError, GradwireError
+from gradwire.ranks.group import Group
+
+
+def gather_words(group: Group, value: Any, device: torch.device | None = None) -> list[Any]:
+    """Every rank's `value`, plain enough for JSON, in rank order. A collective call."""
+    device = device or group.device
+    text = json.dumps(value, sort_keys=True, default=repr).encode()
+    length = torch.tensor([len(text)], dtype=torch.int64, device=device)
+    longest = int(group.all_gather(length).max())
+    padded = torch.zeros(longest, dtype=torch.uint8)
+    padded[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    rows = group.all_gather(padded.to(device)).cpu()
+    return [_read(rank, row.numpy().tobytes()) for rank, row in enumerate(rows)]
+
+
+def _read(rank: int, row: bytes) -> Any:
+    try:
+        return json.loads(row.rstrip(b"\0"))
+    except (ValueError, RecursionError) as error:
+        raise ExchangeError(
+            f"rank {rank} sent {row[:16]!r}, which is no JSON: run one gradwire on all ranks"
+        ) from error
+
+
+def fail_together(
+    group: Group,
+    failure: GradwireError | None,
+    kind: type[GradwireError],
+    device: torch.device | None = None,
+) -> None:
+    """Raises on every rank when one of them failed, so that nobody waits. A collective call.
+
+    A rank that failed raises its own error; the others a `kind` that names the first such rank.
+    """
+    texts = gather_words(group, "" if failure is None else str(failure), device)
+    for rank, text in enumerate(texts):
+        if text:
+            raise failure or kind(f"rank {rank}: {text}")

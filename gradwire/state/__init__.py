@@ -1,0 +1,1 @@
+"""What a rank remembers, and what it does in a step."""

@@ -1,0 +1,1 @@
+"""Checkpoints: what is written, checked and read."""

@@ -1,0 +1,129 @@
+"""gradwire.json: what a checkpoint folder holds, guarded by its sha256."""
+
+import hashlib
+import json
+import re
+import secrets
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gradwire.errors import ConfigError, StateError, one_line
+from gradwire.ranks.group import Group, uncounted
+from gradwire.ranks.together import gather_words
+from gradwire.state.saved.files import replace
+
+if TYPE_CHECKING:
+    from gradwire.state.state import State
+
+MANIFEST = "gradwire.json"
+VERSION = 2
+"""Of the folder; the states in it have one of their own. Version 1 did not guard the manifest."""
+
+_known: "weakref.WeakSet[State]" = weakref.WeakSet()
+"""The wires of this process that have an identity, and so perhaps a checkpoint."""
+
+
+def adopt_identity(state: "State", groups: Sequence[Group]) -> None:
+    """Give the wire rank 0's identity, a new one where it has none. A collective call.
+
+    It stands in the manifest and in every part, so that parts of two wires are never mixed.
+    """
+    state.identity = state.identity or secrets.token_hex(8)
+    for group in groups:
+        with uncounted(group):
+            state.identity = gather_words(group, state.identity)[0]
+    _known.add(state)
+
+
+def note_identity(state: "State", identity: str) -> None:
+    """A checkpoint was loaded: the wire goes on as the one that wrote it."""
+    if identity:
+        state.identity = identity
+        _known.add(state)
+
+
+def refuse_other(state: "State", path: Path) -> None:
+    """Raises ConfigError where the folder holds the checkpoint of another wire that is in use."""
+    try:
+        there = read_manifest(path).get("run")
+    except (StateError, OSError):
+        return
+    others = [wire for wire in _known if wire is not state and not wire.stopped]
+    if there != state.identity and any(wire.identity == there for wire in others):
+        raise ConfigError(
+            f"{path} holds the checkpoint of another wire of this run, which this one would "
+            f"delete: give each wire a folder of its own"
+        )
+
+
+def write_manifest(path: Path, content: Mapping[str, Any]) -> None:
+    """Replace the folder's manifest in one go."""
+    manifest = {"version": VERSION, **content}
+    manifest["sha256"] = seal(manifest)
+    replace(path / MANIFEST, lambda out: out.write(json.dumps(manifest, indent=1).encode()))
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint folder, checked."""
+    file = path / MANIFEST
+    refuse_pipe(file)
+    try:
+        manifest = json.loads(file.read_bytes())
+        sealed = isinstance(manifest, dict) and manifest.get("sha256") == seal(manifest)
+    except FileNotFoundError:
+        left = "; parts without it are of a save that was broken off" * any(path.glob("*.pt"))
+        raise StateError(f"{path} holds no checkpoint: {MANIFEST} is not there{left}") from None
+    except (ValueError, RecursionError) as error:
+        raise StateError(f"{file} is damaged: {one_line(error)}") from error
+    if not isinstance(manifest, dict) or "version" not in manifest:
+        raise StateError(f"{file} is damaged: it says no version")
+    if manifest["version"] != VERSION:
+        raise StateError(
+            f"{path} has version {manifest['version']!r:.20}, this gradwire reads version {VERSION}"
+        )
+    if not sealed or not _is_manifest(manifest):
+        raise StateError(f"{file} is damaged: its sha256 is not that of its content")
+    return manifest
+
+
+def refuse_pipe(file: Path) -> None:
+    """Raises StateError for what is there and is no file: a pipe would be waited for."""
+    if file.exists() and not file.is_file():
+        raise StateError(f"{file} is not a file")
+
+
+def seal(manifest: Mapping[str, Any]) -> str:
+    """The sha256 of the other entries."""
+    rest = {k: v for k, v in manifest.items() if k != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def _is_manifest(manifest: Mapping[str, Any]) -> bool:
+    """Whether what `load` uses is there; a name must not lead out of the folder."""
+    if not isinstance(manifest.get("run", ""), str):
+        return False
+    files = manifest.get("files")
+    if files is not None:
+        # Nothing looks at the names of parts then.
+        return (
+            "parts" not in manifest
+            and isinstance(files, dict)
+            and all(
+                isinstance(digest, str) and not {"/", "\\"} & set(name)
+                for name, digest in files.items()
+            )
+        )
+    parts, size = manifest.get("parts"), manifest.get("world_size")
+    return (
+        isinstance(parts, list)
+        and len(parts) == size
+        and size > 0
+        and all(
+            isinstance(part, dict)
+            and re.fullmatch(r"gradwire-step\d+-rank\d+(-[0-9a-f]{8})?\.pt", str(part.get("file")))
+            and isinstance(part.get("sha256"), str)
+            for part in parts
+        )
+    )

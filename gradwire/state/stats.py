@@ -1,0 +1,104 @@
+"""What happened so far, in numbers."""
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from gradwire.state.state import State
+
+
+@dataclass(frozen=True)
+class Stats:
+    """This rank's numbers since attaching (or since the start of the run that was resumed).
+
+    bytes_sent: what left this rank, padding included. bytes_dense: what a ring all-reduce of the
+    same gradients would have sent, 2 (P - 1) / P of their bytes. achieved_density: entries sent
+    over entries there were. seconds: time per stage, which overlaps with the backward pass; on CUDA
+    the first eight steps are timed and then one of eight, which stands for all.
+    value_error_db: energy that rounding the values took from the messages, relative to theirs, in
+    decibels; None where nothing was rounded. skipped: steps that the optimiser did not take.
+    leaked: energy that an exchange exempt from the law lost of what this rank chose, over all that
+    it chose; None for all others. clipped: how often a bundle's gradient was clipped. dense: why
+    bundles were sent whole, and how often. bundles, memory_bytes: how the model was cut, and what
+    that holds in memory.
+    """
+
+    steps: int
+    world_size: int
+    bytes_sent: int
+    bytes_dense: int
+    achieved_density: float
+    residual_norm: float
+    value_error_db: float | None = None
+    leaked: float | None = None
+    skipped: int = 0
+    clipped: int = 0
+    bundles: int = 0
+    memory_bytes: int = 0
+    dense: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def asdict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return dataclasses.asdict(self)
+
+
+class Growth:
+    """Warns once when the residual grew at each of the last ten looks, tenfold in all."""
+
+    def __init__(self) -> None:
+        self._norms: list[float] = []
+        self._warned = False
+
+    def look(self, norm: float, density: float) -> None:
+        """The norm of the residual now."""
+        self._norms = [*self._norms[-9:], norm]
+        grown = all(a < b for a, b in zip(self._norms, self._norms[1:], strict=False))
+        if self._warned or len(self._norms) < 10 or not grown or norm < 10 * self._norms[0]:
+            return
+        self._warned = True
+        warnings.warn(
+            f"the residual keeps growing: its norm went from {self._norms[0]:.3g} to {norm:.3g}. "
+            f"Raise density (now {density:g}) or lower the learning rate.",
+            stacklevel=5,
+        )
+
+
+def stats_of(state: "State") -> Stats:
+    """The numbers of one rank so far. Waits for the device."""
+    skipped, bundles, counts = state.was_skipped(), state.bundles, state._counts
+    squares = [b.residual(skipped).square().sum(dtype=torch.float64) for b in bundles]
+    norm = state.worth.factor * float(sum(squares)) ** 0.5 if squares else 0.0
+    # In units of a rate that falls it grows by that alone.
+    state._growth.look(norm * (state.worth.lr or 1.0), state.config.density)
+    sent = state.entries_sent()
+    whole, lost = _sums([b.energy for b in bundles])
+    leaked, chosen = _sums([b.leaked for b in bundles])
+    return Stats(
+        steps=state.steps,
+        world_size=state.group.size,
+        bytes_sent=counts["bytes_before"] + state.group.bytes_sent,
+        bytes_dense=counts["bytes_dense"],
+        achieved_density=sent / max(1, counts["entries"]),
+        residual_norm=norm,
+        value_error_db=10 * math.log10(lost / whole) if lost else None,
+        leaked=leaked / chosen if chosen else None,
+        skipped=int(state.skips.count) + int(skipped),
+        clipped=counts["clipped"] + sum(int(b.clipped) for b in bundles),
+        bundles=len(bundles),
+        memory_bytes=state.memory_bytes,
+        dense={k[6:]: n for k, n in counts.items() if k.startswith("dense:")},
+        seconds=state.clock.seconds(),
+    )
+
+
+def _sums(pairs: Sequence[Tensor]) -> tuple[float, float]:
+    first, second = torch.stack(list(pairs)).sum(0).tolist()
+    return first, second

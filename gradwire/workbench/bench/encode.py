@@ -1,0 +1,153 @@
+"""What an encoding costs: bits an entry, and the time to pack and unpack a message."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from gradwire import kernels
+from gradwire.encode import Encoding, Message, encode, nbytes
+from gradwire.encode.noise import Noise
+from gradwire.errors import ConfigError
+from gradwire.types import Sparse
+from gradwire.workbench.bench.clock import graphed, measure
+from gradwire.workbench.bench.compress import Sets, Step
+from gradwire.workbench.bench.row import device_name, versions
+
+ENCODINGS = (
+    "fp32+int32", "bf16+int32", "fp32+packed", "bf16+packed", "fp16+packed", "int8+packed",
+    "int4+packed", "int4+packed+stochastic", "bf16+local16",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class EncodeRow:
+    """Microseconds for one message of k entries, and the selection step beside it.
+
+    encode: Sparse to buffer. decode: buffer to Sparse; nothing for what the mean reads as it is.
+    Both alone, so on a GPU mostly what a launch costs the host. device: both as a captured graph
+    (CUDA only). select: the top-k error-feedback step in the same run. added: what both add to that
+    step when they follow it, launched one by one (on a CPU their sum). share: added over select.
+    spread: one message into the bucket.
+    """
+
+    encoding: str
+    size: int
+    k: int
+    bits: float
+    encode_us: float
+    decode_us: float
+    device_us: float | None
+    select_us: float
+    added_us: float
+    share: float
+    spread_us: float
+    density: float
+    device: str
+    versions: str
+
+    def asdict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@torch.no_grad()
+def bench_encode(
+    sizes: Sequence[int],
+    densities: Sequence[float],
+    encodings: Sequence[str],
+    device: torch.device,
+    repeat: int = 30,
+) -> Iterator[EncodeRow]:
+    """A row an encoding, for each size and density."""
+    codes = {name: parse(name) for name in encodings}
+    for size in sizes:
+        sets = Sets(size, device)
+        entries = sets.bundles[0].size
+        for density in densities:
+            steps = [Step(b, g, "topk", density, sets.never) for b, g in sets]
+            measure(steps, device, 1, 5)
+            for name, encoding in codes.items():
+                yield _row(name, encoding, steps, entries, density, device, repeat)
+        del sets
+
+
+def parse(name: str) -> Encoding:
+    """ "int8+packed" or "int8+packed+stochastic"."""
+    parts = name.split("+")
+    if not 2 <= len(parts) <= 3:
+        raise ConfigError(f"an encoding is VALUES+INDICES or VALUES+INDICES+ROUNDING, got {name!r}")
+    return Encoding(*parts)
+
+
+def _chosen(step: Step, size: int) -> Sparse:
+    delivered = step.delivered
+    if delivered is None or delivered.indices is None or delivered.values is None:
+        raise ConfigError(f"size {size:,}: at this density everything is sent, as it is")
+    k = torch.full((), delivered.indices.numel(), dtype=torch.int32, device=delivered.ok.device)
+    return Sparse(delivered.indices, delivered.values, k, size)
+
+
+def _row(
+    name: str, encoding: Encoding, steps: Sequence[Step], size: int, density: float,
+    device: torch.device, repeat: int,
+) -> EncodeRow:  # fmt: skip
+    sparse = _chosen(steps[0], size)
+    finite = torch.ones((), dtype=torch.bool, device=device)
+    stochastic = encoding.rounding == "stochastic"
+    noise = Noise(0, 0, torch.zeros((), dtype=torch.int64, device=device)) if stochastic else None
+    k = sparse.capacity
+
+    def put() -> Message:
+        return encode(sparse, finite, encoding, noise=noise)
+
+    message = put()
+    rows = message.buffer.unsqueeze(0)
+
+    def get() -> torch.Tensor:
+        return kernels.unpack(rows, size, k, message.encoding)
+
+    def mean() -> object:
+        return kernels.decode(plain, message.buffer, size, k, torch.float32)
+
+    plain = get()
+    calls: list[Callable[[], object]] = [put] if message.encoding.plain else [put, get]
+    times = [1e3 * measure([call], device, repeat, 5).ms for call in calls] + [0.0]
+    spread = 1e3 * measure([mean], device, repeat, 5).ms
+
+    def following(step: Step) -> Callable[[], None]:
+        def run() -> None:
+            step()
+            for call in calls:
+                call()
+
+        return run
+
+    select = 1e3 * measure(steps, device, repeat, 5).ms
+    added, on_device = sum(times), None
+    if device.type == "cuda":
+        added = 1e3 * measure([following(step) for step in steps], device, repeat, 5).ms - select
+        on_device = 1e3 * sum(measure([graphed(c)], device, repeat, 5).ms / 10 for c in calls)
+    return EncodeRow(
+        name, size, k, round(8 * nbytes(k, encoding, size) / k, 2), round(times[0], 2),
+        round(times[1], 2), None if on_device is None else round(on_device, 2), round(select, 2),
+        round(added, 2), round(added / select, 4), round(spread, 2), density, device_name(device),
+        versions(device),
+    )  # fmt: skip
+
+
+def encode_table(rows: Sequence[EncodeRow]) -> Table:
+    """One line an encoding; narrow enough for 80 columns."""
+    title = f"{rows[0].device}; {rows[0].versions}; microseconds"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    names = ("encoding", "k", "bits", "encode", "decode", "select", "added", "share", "spread")
+    for name in names:
+        table.add_column(name, justify="left" if name == "encoding" else "right", no_wrap=True)
+    for r in rows:
+        times = [r.encode_us, r.decode_us, r.select_us, r.added_us]
+        cells = [f"{t:.0f}" for t in times]
+        table.add_row(
+            r.encoding, f"{r.k:,}", f"{r.bits:.1f}", *cells, f"{r.share:.1%}", f"{r.spread_us:.0f}"
+        )
+    return table

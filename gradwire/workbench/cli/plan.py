@@ -1,0 +1,159 @@
+"""`gradwire plan`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from gradwire.errors import ConfigError
+from gradwire.workbench.cli.say import console, say
+
+NEAR = 0.15
+
+
+def plan(
+    model: str = typer.Option("", help="A name (`gradwire.workbench.models`), or a .pt of shapes."),
+    params: str = typer.Option("", help="In place of a model: how many parameters, 70B is one."),
+    step_seconds: float | None = typer.Option(
+        None, help="One worker's step without any exchange; guessed from FLOP for a named model."
+    ),
+    batch: int | None = typer.Option(None, help="Examples a worker; the recipe's unless given."),
+    workers: int | None = typer.Option(None, help="Workers, a GPU each."),
+    nodes: int | None = typer.Option(None, help="Nodes, a link each; one a worker unless given."),
+    link: str = typer.Option("10gbit", help="A node's link: 100mbit, 10gbit."),
+    latency: str = typer.Option("50us", help="Of a link, one way: 50us, 5ms."),
+    local_link: str = typer.Option("200gbit", help="Of each GPU inside its node."),
+    gpu: str = typer.Option("", help="v100, a100, h100, ..., cpu; measured here unless given."),
+    density: str = typer.Option("", help="Only these densities, with commas."),
+    min_density: float = typer.Option(0.001, help="The least density that may be recommended."),
+    methods: str = typer.Option("", help="Only these, with commas: topk, topk/union."),
+    bundle_mb: float | None = typer.Option(None, help="Only bundles of this size."),
+    measure: bool = typer.Option(
+        False, "--measure", help="Measure link and latency between the ranks at hand (torchrun)."
+    ),
+    everything: bool = typer.Option(False, "--all", help="Every prediction, not one a method."),
+    check: str = typer.Option(
+        "", help="Predictions beside measurements: `paper`, or a .jsonl of `bench step --json`."
+    ),
+    html: Path | None = typer.Option(None, help="Write a page with bars and curves."),
+    as_json: bool = typer.Option(False, "--json", help="One JSON object."),
+) -> None:
+    """Predict the seconds of a step for every way to exchange gradients, and say which to use.
+
+    The answer may be not to compress. It is about time: density below 1 % may cost accuracy.
+    """
+    from gradwire.plan.planner import plan as make_plan
+    from gradwire.workbench.report.plan_page import check_name, write_page
+    from gradwire.workbench.report.plan_text import WIDTH, as_table
+
+    if check:
+        _check(check, as_json)
+        return
+    if html is not None:
+        check_name(html)
+    links: dict[str, str | float] = {"link": link, "latency": latency}
+    if measure:
+        found_link = _measure()
+        if found_link is None:
+            return
+        workers, nodes = found_link["ranks"], found_link["nodes"]
+        links = {"link": found_link["link"], "latency": found_link["latency"]}
+    if workers is None:
+        raise ConfigError("workers must be given: --workers 16, or --measure under torchrun")
+    found = make_plan(
+        model,
+        workers=workers,
+        nodes=nodes,
+        local_link=local_link,
+        gpu=gpu,
+        params=_count(params),
+        step_seconds=step_seconds,
+        batch=batch,
+        methods=[m.strip() for m in methods.split(",") if m.strip()],
+        density=_numbers(density),
+        min_density=min_density,
+        bundle_mb=bundle_mb,
+        **links,
+    )
+    if as_json:
+        typer.echo(json.dumps(found.asdict()))
+    else:
+        # Parts of numbers are no use: a narrow terminal wraps the lines.
+        Console(width=max(WIDTH, console.width)).print(as_table(found, everything))
+        say(found.recommendation.reason, style="bold")
+        for note in found.notes:
+            say(f"note: {note}.")
+    if html is not None:
+        path = write_page(found, html)
+        if not as_json:
+            say(f"page  {path}")
+
+
+def _check(what: str, as_json: bool) -> None:
+    from gradwire.plan.rate import show_rate
+    from gradwire.workbench.plan_check import paper
+    from gradwire.workbench.plan_check.compare import compare, read_rows
+
+    if what == "paper":
+        _, cells = paper.check()
+        rows = [
+            (r.model, r.method, "fitted" if r.fitted else "", r.paper, r.predicted) for r in cells
+        ]
+    else:
+        found = compare(read_rows(Path(what)))
+        rows = [
+            (
+                c.model, c.method, f"{c.ranks} ranks, {show_rate(c.link)}", c.measured,
+                c.prediction.seconds,
+            )
+            for c in found
+        ]  # fmt: skip
+    if as_json:
+        names = ("model", "method", "note", "measured", "predicted")
+        typer.echo(json.dumps([dict(zip(names, row, strict=True)) for row in rows]))
+        return
+    for model, method, note, measured, predicted in rows:
+        error = f"{predicted / measured - 1:+.1%}"
+        say(f"{model:13} {method:22} {note:22} {measured:9.4f} s {predicted:9.4f} s {error:>7}")
+    good = sum(abs(predicted / measured - 1) <= NEAR for *_, measured, predicted in rows)
+    say(f"{good} of {len(rows)} within {NEAR:.0%}")
+
+
+def _measure() -> dict[str, Any] | None:
+    """What the ranks found out; None on all but the first, who have nothing to say."""
+    from gradwire.plan.measure import between_ranks
+    from gradwire.workbench.train.launch import launch
+    from gradwire.workbench.train.place import under_torchrun
+
+    if not under_torchrun():
+        raise ConfigError(
+            "--measure needs ranks to measure between: "
+            "torchrun --nproc-per-node 4 -m gradwire plan --measure ..."
+        )
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    found = launch(between_ranks, workers=2, device=device, timeout=60.0)
+    return found if found["rank"] == 0 else None
+
+
+def _count(text: str) -> int | None:
+    if not text:
+        return None
+    units = {"k": 10**3, "m": 10**6, "b": 10**9}
+    number, unit = text.strip().lower().replace(",", ""), 1
+    if number and number[-1] in units:
+        number, unit = number[:-1], units[number[-1]]
+    try:
+        return round(float(number) * unit)
+    except (ValueError, OverflowError):
+        raise ConfigError(f"params must be a number such as 25557032, 7B; got {text!r}") from None
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise ConfigError(f"density takes numbers with commas between, got {text!r}") from None

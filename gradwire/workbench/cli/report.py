@@ -1,0 +1,26 @@
+"""`gradwire report`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gradwire.workbench.cli.say import say
+from gradwire.workbench.report import headline, read_runs, write_report
+
+
+def report(
+    folder: Annotated[
+        Path, typer.Argument(help="A folder that `gradwire train` or `gradwire study` made.")
+    ],
+) -> None:
+    """Write a folder's report.html again: a run's, also while it goes, or that of its studies."""
+    from gradwire.workbench.report.studies import write_studies
+    from gradwire.workbench.study.folder import studies_in
+
+    if studies_in(folder):
+        say(f"report  {write_studies(folder)}")
+        return
+    path = write_report(folder)
+    say(headline(read_runs(folder)))
+    say(f"report  {path}")

@@ -1,0 +1,55 @@
+"""`gradwire study`."""
+
+import shlex
+import sys
+from pathlib import Path
+
+import typer
+
+from gradwire.errors import unknown
+from gradwire.workbench.cli.say import complain, console, say
+
+
+def study(
+    name: str = typer.Argument(help="The study; `gradwire study list` shows them."),
+    out: Path = typer.Option(Path("studies"), "--out", "-o", help="Folder of all studies."),
+    small: bool = typer.Option(
+        False, "--small", help="On a CPU in two minutes, with embedded data."
+    ),
+    data_dir: Path | None = typer.Option(None, "--data-dir", help="Folder of the data sets."),
+    device: str = typer.Option("auto", help="cpu, cuda, or auto."),
+    seed: int = typer.Option(0, "--seed", "-s", min=0, help="Of everything random."),
+    seeds: int = typer.Option(0, min=0, help="How many, from --seed on (accuracy, convergence)."),
+    epochs: int = typer.Option(0, min=0, help="Instead of its own (accuracy, convergence)."),
+    only: list[str] = typer.Option(
+        [], "--only", help="Measure only what has this in it: `--only fnn3,lenet5 --only topk`."
+    ),
+    jobs: int = typer.Option(1, "--jobs", "-j", min=1, help="Cells measured side by side."),
+) -> None:
+    """Measure a figure or table of the papers again: rows, pictures, and a page of the report.
+
+    A study that was stopped goes on with the same command; several processes can share one OUT,
+    each with an --only of its own. `gradwire report OUT` collects them.
+    """
+    from gradwire.workbench.report.studies import write_studies
+    from gradwire.workbench.study import STUDIES, Settings
+    from gradwire.workbench.study.run import run_study
+    from gradwire.workbench.train.options import pick_device
+
+    if name == "list":
+        for entry in STUDIES.values():
+            console.print(f"  [cyan]{entry.name:<14}[/cyan] {entry.title} ({entry.figures})")
+        return
+    if name not in STUDIES:
+        raise unknown("study", name, STUDIES)
+    place = "cpu" if small and device == "auto" else pick_device(device)
+    files = str(data_dir.expanduser().absolute()) if data_dir else None
+    settings = Settings(small, files, place, seed, seeds, epochs)
+    command = f"gradwire {shlex.join(sys.argv[1:])}"
+    try:
+        page = run_study(STUDIES[name], settings, out, command, say, only, jobs)
+    except KeyboardInterrupt:
+        complain("stopped; what is measured is kept, the same command goes on.")
+        raise typer.Exit(130) from None
+    say(page.says)
+    say(f"report  {write_studies(out)}")

@@ -1,0 +1,101 @@
+"""Readers of the standard file layouts, and each rank's share of what they read."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from gradwire.errors import unknown
+from gradwire.workbench.data.an4 import load_an4
+from gradwire.workbench.data.cifar10 import load_cifar10
+from gradwire.workbench.data.dataset import DataError, Dataset
+from gradwire.workbench.data.digits import load_digits
+from gradwire.workbench.data.letters import load_letters
+from gradwire.workbench.data.mnist import load_mnist
+from gradwire.workbench.data.phrases import load_phrases
+from gradwire.workbench.data.shard import Shard, mix
+from gradwire.workbench.data.speech import LETTERS, Speech
+from gradwire.workbench.data.text import Text, load_text
+from gradwire.workbench.data.tones import load_tones
+
+Shape = tuple[int, ...]
+
+
+class Data(Protocol):
+    """What training needs of a data set; a batch is what the model's task takes."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def examples(self) -> int: ...
+    @property
+    def test_examples(self) -> int: ...
+    @property
+    def at_once(self) -> int:
+        """Test examples that fit into memory together."""
+        ...
+
+    @property
+    def network(self) -> Mapping[str, Any]:
+        """Keywords that a network for these data has to be built with."""
+        ...
+
+    def to(self, device: torch.device) -> "Data": ...
+    def training_batch(self, indices: Tensor, seed: int) -> tuple[Tensor, ...]: ...
+    def test_batch(self, start: int, stop: int) -> tuple[Tensor, ...]: ...
+
+
+EMBEDDED: dict[str, Callable[[Any], Data]] = {
+    "digits": load_digits,
+    "phrases": lambda shape: load_phrases(*shape),
+    "tones": lambda shape: load_tones(),
+}
+
+READERS: dict[str, Callable[[Path, Any], Data]] = {
+    "mnist": lambda folder, shape: _shaped(load_mnist(folder), shape),
+    "cifar10": lambda folder, shape: _shaped(load_cifar10(folder), shape),
+    "ptb": lambda folder, shape: load_text("ptb", folder, *shape),
+    "wikitext2": lambda folder, shape: load_text("wikitext2", folder, *shape),
+    "shakespeare": lambda folder, shape: load_letters(folder, *shape),
+    "an4": lambda folder, shape: load_an4(folder),
+}
+
+
+def load(name: str, folder: Path | str | None, shape: Shape) -> Data:
+    """The data set `name` from `folder`, for a model that takes examples of `shape`.
+
+    The embedded ones ("digits", "phrases", "tones") need no folder.
+    """
+    if name in EMBEDDED:
+        return EMBEDDED[name](shape)
+    if name not in READERS:
+        raise unknown("data set", name, [*EMBEDDED, *READERS])
+    if folder is None:
+        raise DataError(f"{name} is read from files: name their folder with --data-dir.")
+    return READERS[name](Path(folder).expanduser(), shape)
+
+
+def _shaped(data: Dataset, shape: Shape) -> Dataset:
+    """`data`, if its images are those the model takes."""
+    if data.train.shape[1:] != shape:
+        got = " x ".join(map(str, data.train.shape[1:]))
+        want = " x ".join(map(str, shape))
+        raise DataError(f"{data.name} has images of {got}, the model takes {want}.")
+    return data
+
+
+__all__ = [
+    "EMBEDDED",
+    "LETTERS",
+    "READERS",
+    "Data",
+    "DataError",
+    "Dataset",
+    "Shard",
+    "Speech",
+    "Text",
+    "load",
+    "mix",
+]

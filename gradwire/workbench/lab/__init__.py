@@ -1,0 +1,1 @@
+"""A slow network on one machine, and what is measured in it."""

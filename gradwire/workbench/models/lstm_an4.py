@@ -1,0 +1,106 @@
+"""LSTM-AN4: speech to letters with CTC, 27,569,568 parameters.
+
+Deep Speech 2 (Amodei et al. 2016) without the second direction: two convolutions over the
+spectrogram, five LSTM layers of 800, a look-ahead convolution that sees 20 frames of the future.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gradwire.workbench.models.initialise import xavier_
+from gradwire.workbench.models.spec import Embedded, ModelSpec
+
+BINS, CLASSES, CONTEXT = 161, 29, 20
+TOP = 20.0
+
+
+class Norm(nn.BatchNorm1d):
+    """Batch norm of [n, time, features], over n and time."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(0, 1)).view_as(x)
+
+
+class Convolution(nn.Module):
+    """A convolution of [n, channels, bins, frames] with batch norm; zero beyond each length."""
+
+    def __init__(self, inputs: int, outputs: int, bins: int, stride: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(inputs, outputs, (bins, 11), (2, stride), (bins // 2, 5))
+        self.norm = nn.BatchNorm2d(outputs)
+        self.stride = stride
+
+    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        lengths = torch.div(lengths - 1, self.stride, rounding_mode="floor") + 1
+        x = F.hardtanh(self.norm(mask(self.conv(x), lengths)), 0, TOP)
+        return mask(x, lengths), lengths
+
+
+def mask(x: Tensor, lengths: Tensor) -> Tensor:
+    """x [n, ..., frames] with zeros in the frames beyond each example's length."""
+    frames = torch.arange(x.shape[-1], dtype=torch.int64, device=x.device)
+    inside = frames < lengths[:, None]
+    return x * inside.view(len(x), *[1] * (x.dim() - 2), -1)
+
+
+class LookAhead(nn.Module):
+    """Each feature's own weighted sum of this frame and the next `context`."""
+
+    def __init__(self, features: int, context: int) -> None:
+        super().__init__()
+        self.context = context
+        self.conv = nn.Conv1d(features, features, context + 1, groups=features, bias=False)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        ahead = F.pad(mask(x.transpose(1, 2), lengths), (0, self.context))
+        return F.hardtanh(self.conv(ahead).transpose(1, 2), 0, TOP)
+
+
+class SpeechModel(nn.Module):
+    """Scores of each letter in each frame: ([n, 161, frames], lengths) to ([n, t, 29], lengths)."""
+
+    def __init__(self, classes: int, hidden: int, layers: int, channels: int) -> None:
+        super().__init__()
+        self.conv1 = Convolution(1, channels, bins=41, stride=2)
+        self.conv2 = Convolution(channels, channels, bins=21, stride=1)
+        bins = -(-BINS // 4)
+        sizes = [channels * bins] + [hidden] * (layers - 1)
+        self.lstms = nn.ModuleList(nn.LSTM(size, hidden, batch_first=True) for size in sizes)
+        self.norms = nn.ModuleList(Norm(hidden) for _ in range(layers - 1))
+        self.ahead = LookAhead(hidden, CONTEXT)
+        self.norm = Norm(hidden)
+        self.linear = nn.Linear(hidden, classes, bias=False)
+
+    def forward(self, sound: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        x, lengths = self.conv1(mask(sound[:, None], lengths), lengths)
+        x, lengths = self.conv2(x, lengths)
+        x = x.flatten(1, 2).transpose(1, 2)
+        for norm, lstm in zip([nn.Identity(), *self.norms], self.lstms, strict=True):
+            x, _ = lstm(norm(x))
+        return self.linear(self.norm(self.ahead(x, lengths))), lengths
+
+
+def lstm_an4(
+    classes: int = CLASSES, hidden: int = 800, layers: int = 5, channels: int = 32
+) -> nn.Module:
+    """The speech model: blank, letters, space and apostrophe."""
+    return xavier_(SpeechModel(classes, hidden, layers, channels))
+
+
+SPEC = ModelSpec(
+    name="lstm-an4",
+    summary="five LSTM layers of 800 for speech, CTC",
+    make=lstm_an4,
+    parameters=27_569_568,
+    shape=(BINS,),
+    batch=4,
+    lr=0.0002,
+    epochs=100,
+    clip=400.0,
+    task="speech",
+    data=("an4",),
+    embedded=Embedded(
+        "tones", batch=4, lr=0.003, epochs=8, size={"hidden": 64, "layers": 2, "channels": 8}
+    ),
+)

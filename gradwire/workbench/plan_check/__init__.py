@@ -1,0 +1,1 @@
+"""The planner compared with the papers and with measured steps."""

@@ -1,0 +1,127 @@
+"""The curves, as SVG that takes its ink from the page."""
+
+import io
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gradwire.workbench.report.outcome import size
+from gradwire.workbench.report.read import Run
+from gradwire.workbench.train.task import TASKS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+
+# Stand-ins that matplotlib can draw with; the page's style sheet decides what they look like.
+INK, FAINT = "#010203", "#040506"
+COLOURS = ("#2f6fde", "#d9722e", "#2c9a6b", "#a855b5", "#c2a01e")
+DENSE = "#8a8f98"
+
+NAMES = {"step": "step", "loss": "training loss"}
+NAMES |= {task.column: task.measure for task in TASKS.values()}
+NAMES["bytes_sent"] = "bytes sent by all workers"
+
+WORDS: dict[str, Callable[[float], str]] = {
+    "step": lambda v: f"{v:,.0f}",
+    "loss": lambda v: f"{v:g}",
+    "test_accuracy": lambda v: f"{100 * v:g} %",
+    "test_letter_error": lambda v: f"{100 * v:g} %",
+    "test_perplexity": lambda v: f"{v:g}",
+    "bytes_sent": size,
+}
+
+
+def colours(runs: Sequence[Run]) -> list[str]:
+    """A colour a run; the dense one is grey."""
+    rest = iter(COLOURS * len(runs))
+    return [DENSE if run.dense else next(rest) for run in runs]
+
+
+def charts(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """Caption and SVG of each chart; a single worker sends no bytes and has no charts of them."""
+    score = runs[0].task.column
+    pairs = [("step", "loss"), ("step", score)]
+    if any(run.last("bytes_sent") for run in runs):
+        pairs += [("step", "bytes_sent"), ("bytes_sent", score)]
+    return [(_caption(runs, x, y), _chart(runs, x, y)) for x, y in pairs]
+
+
+def _caption(runs: Sequence[Run], x: str, y: str) -> str:
+    name = NAMES[y][0].upper() + NAMES[y][1:]
+    scale = ", logarithmic" if any(_logarithmic(runs, column) for column in (x, y)) else ""
+    return f"{name} by {NAMES[x]}{scale}"
+
+
+def _logarithmic(runs: Sequence[Run], column: str) -> bool:
+    """Bytes always; a loss once it has come down far enough for its end to be hard to see."""
+    return column == "bytes_sent" or (
+        column in ("loss", "test_perplexity") and _decades(runs, column) > 1.3
+    )
+
+
+def _decades(runs: Sequence[Run], column: str) -> float:
+    """Powers of ten between the smallest and the largest value."""
+    values = [v for run in runs for v in run.series(column)[1] if 0 < v < math.inf]
+    return math.log10(max(values) / min(values)) if values else 0.0
+
+
+def _chart(runs: Sequence[Run], x: str, y: str) -> str:
+    """One chart of column `y` over column `x`, a line a run."""
+    import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    # Text stays text; the salt keeps the ids of several drawings on one page apart.
+    style: Any = {"svg.fonttype": "none", "svg.hashsalt": f"{x}-{y}", "font.family": "sans-serif"}
+    with matplotlib.rc_context(style):
+        figure = Figure(figsize=(4.6, 2.9), layout="constrained")
+        FigureCanvasSVG(figure)
+        axes = figure.add_subplot()
+        for run, colour in zip(runs, colours(runs), strict=True):
+            rows = [r for r in run.records if r.get(x) is not None and r.get(y) is not None]
+            marker = "o" if len(rows) < 3 else None
+            points = [r[x] for r in rows], [r[y] for r in rows]
+            axes.plot(*points, color=colour, linewidth=1.6, marker=marker)
+        _scale(axes.xaxis, axes.set_xscale, runs, x)
+        _scale(axes.yaxis, axes.set_yscale, runs, y)
+        dress(axes, INK, FAINT)
+        out = io.StringIO()
+        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+    return inline(out.getvalue())
+
+
+def _scale(
+    axis: "Axis", set_scale: Callable[[str], None], runs: Sequence[Run], column: str
+) -> None:
+    """The axis' scale, and its numbers in words."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
+
+    if _logarithmic(runs, column):
+        set_scale("log")
+        between = (1.0, 2.0, 5.0) if _decades(runs, column) < 2 else (1.0,)
+        axis.set_major_locator(LogLocator(subs=between))
+    else:
+        axis.set_major_locator(MaxNLocator(nbins=6, integer=column == "step"))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: WORDS[column](value)))
+
+
+def dress(axes: "Axes", ink: str, faint: str) -> None:
+    """A quiet grid and nothing else."""
+    axes.grid(True, color=faint, linewidth=0.6)
+    axes.set_axisbelow(True)
+    for side in axes.spines.values():
+        side.set_visible(False)
+    axes.tick_params(which="both", colors=ink, length=0, labelsize=9)
+    axes.minorticks_off()
+
+
+def unset(text: str) -> str:
+    """`text` as matplotlib shows it as it is: between two $ it would be set as mathematics."""
+    return text.replace("$", r"\$")
+
+
+def inline(svg: str) -> str:
+    """The `<svg>` element alone, its ink the page's."""
+    svg = svg[svg.index("<svg") :]
+    return svg.replace(INK, "currentColor").replace(FAINT, "var(--line)")

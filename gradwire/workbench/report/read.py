@@ -1,0 +1,94 @@
+"""Run folders as the report needs them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gradwire.errors import ConfigError, StateError
+from gradwire.workbench.train.folder import (
+    CONFIG,
+    METRICS,
+    compare_folder,
+    read_command,
+    read_config,
+    read_machine,
+    read_result,
+)
+from gradwire.workbench.train.metrics import read_records
+from gradwire.workbench.train.options import Options
+from gradwire.workbench.train.task import Task
+
+COLUMNS = ("step", "epoch", "bytes_sent", "bytes_dense", "achieved_density", "seconds")
+"""What every line of metrics has."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: its choices, its lines of metrics, and its result if it has one."""
+
+    options: Options
+    command: str
+    machine: dict[str, str]
+    records: list[dict[str, Any]]
+    result: dict[str, Any]
+
+    @property
+    def title(self) -> str:
+        return self.options.title
+
+    @property
+    def task(self) -> Task:
+        return self.options.task
+
+    @property
+    def score(self) -> float | None:
+        """The last score."""
+        return self.last(self.task.column)
+
+    @property
+    def dense(self) -> bool:
+        return self.options.method == "dense"
+
+    @property
+    def steps(self) -> int:
+        """How far it went: the result may be of an earlier sitting, and metrics have few lines."""
+        steps = self.result.get("steps")
+        return max(steps if isinstance(steps, int) else 0, self.last("step") or 0)
+
+    def series(self, name: str) -> tuple[list[float], list[float]]:
+        """Steps and the values of a column, where it has one."""
+        rows = [r for r in self.records if r.get(name) is not None]
+        return [r["step"] for r in rows], [r[name] for r in rows]
+
+    def last(self, name: str) -> Any:
+        """The last value of a column, or None."""
+        values = self.series(name)[1]
+        return values[-1] if values else None
+
+
+def read_runs(folder: Path) -> list[Run]:
+    """The run in `folder`, then those it was compared with that have begun."""
+    options = read_config(folder)
+    others = [compare_folder(folder, name) for name in options.compare]
+    runs = [_read(f) for f in [folder, *others] if (f / CONFIG).is_file()]
+    if not any(run.records for run in runs):
+        raise ConfigError(f"{folder} has no metrics yet: {METRICS} is empty. Let the run go on.")
+    return runs
+
+
+def _read(folder: Path) -> Run:
+    records = read_records(folder / METRICS)
+    for number, record in enumerate(records, start=1):
+        for name in COLUMNS:
+            if record.get(name) is None or record[name] < 0:
+                raise StateError(
+                    f"{folder / METRICS}, line {number}: {name} is {record.get(name)}, "
+                    f"not a number of at least 0"
+                )
+    return Run(
+        options=read_config(folder),
+        command=read_command(folder),
+        machine=read_machine(folder),
+        records=records,
+        result=read_result(folder) or {},
+    )

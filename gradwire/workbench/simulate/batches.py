@@ -1,0 +1,49 @@
+"""The batches of all workers, cut in one go where the data lie."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gradwire.workbench.data import Data, Dataset, Shard, mix
+from gradwire.workbench.train.task import Batch
+
+
+class Batches:
+    """Every worker's batch of a step, [P, n, ...]: the examples and draws of the single workers.
+
+    What is drawn for an epoch goes to the device at its beginning, so that no step waits.
+    """
+
+    def __init__(self, data: Data, shards: Sequence[Shard], device: torch.device) -> None:
+        self._data, self._shards, self._device = data, shards, device
+        self._epoch = -1
+        self._order = self._draws = torch.zeros(0, dtype=torch.int64)
+
+    def __call__(self, epoch: int, offset: int) -> Batch:
+        """The batches of step `offset` of an epoch."""
+        if epoch != self._epoch:
+            self._begin(epoch)
+        indices = self._order[offset].flatten()
+        if not isinstance(self._data, Dataset):
+            cut = self._data.training_batch(indices, seed=0)  # of text nothing is drawn
+        else:
+            drawn = self._draws[offset].flatten(0, 1) if self._data.augment else None
+            cut = self._data.cut(indices, drawn)
+        return [part.unflatten(0, self._order[offset].shape) for part in cut]
+
+    def _begin(self, epoch: int) -> None:
+        shard, shape = self._shards[0], (-1, len(self._shards), self._shards[0].batch)
+        used = shard.steps * len(self._shards) * shard.batch
+        self._order = shard.order(epoch)[:used].view(shape).to(self._device)
+        if isinstance(self._data, Dataset) and self._data.augment:
+            self._draws = self._draw(self._data, epoch).to(self._device)
+        self._epoch = epoch
+
+    def _draw(self, data: Dataset, epoch: int) -> Tensor:
+        """[steps, P, n, 3]"""
+        shard, ranks = self._shards[0], range(len(self._shards))
+        seeds = [[mix(shard.seed, epoch, step, r) for r in ranks] for step in range(shard.steps)]
+        drawn = [data.draw(seed, shard.batch) for row in seeds for seed in row]
+        found = torch.stack([part for part in drawn if part is not None])
+        return found.unflatten(0, (shard.steps, len(ranks)))

@@ -1,0 +1,33 @@
+"""The papers' figures and tables, one file each; and what they leave open."""
+
+from gradwire.workbench.study import (
+    accuracy,
+    adam,
+    bounds,
+    buildup,
+    convergence,
+    distributions,
+    local_steps,
+    operators,
+    scaling,
+    sketch,
+)
+from gradwire.workbench.study.study import Page, Settings, Study
+
+STUDIES: dict[str, Study] = {
+    module.STUDY.name: module.STUDY
+    for module in (
+        distributions,
+        bounds,
+        operators,
+        convergence,
+        accuracy,
+        scaling,
+        buildup,
+        sketch,
+        local_steps,
+        adam,
+    )
+}
+
+__all__ = ["STUDIES", "Page", "Settings", "Study"]

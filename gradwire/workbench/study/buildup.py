@@ -1,0 +1,153 @@
+"""Build-up: workers choose different entries, so the sum is denser than what each sent."""
+
+from collections.abc import Sequence
+
+from gradwire.accumulate.schedule import entries
+from gradwire.workbench.report.chart import GREY, Chart, Line
+from gradwire.workbench.simulate.crew import Crew
+from gradwire.workbench.study.study import (
+    Cell,
+    Page,
+    Row,
+    Settings,
+    Study,
+    Table,
+    listed,
+    repeatable,
+    there,
+)
+from gradwire.workbench.train.options import resolve
+
+DENSITY = 0.001
+WANTED = ("topk/allgather", "topk/union", "topk/gtopk", "dgc", "micro", "exdyna", "deft")
+WORKERS, SMALL_WORKERS = (2, 4, 8, 16, 32), (2, 4, 8, 16)
+STEPS, SMALL_STEPS = 200, 16
+
+
+def cells(settings: Settings) -> list[Cell]:
+    """A short training run each."""
+    model, steps = ("fnn3", SMALL_STEPS) if settings.small else ("resnet20", STEPS)
+    workers = SMALL_WORKERS if settings.small else WORKERS
+    recipes = [name for name in WANTED if there(name)]
+    return [
+        {"model": model, "recipe": recipe, "workers": count, "steps": steps}
+        for recipe in recipes
+        for count in workers
+    ]
+
+
+def measure(settings: Settings, cell: Cell) -> list[Row]:
+    """A row a step: entries of the update, and entries a worker sent, over k."""
+    given = {"model": cell["model"], "method": cell["recipe"], "workers": cell["workers"]}
+    given |= {"density": DENSITY, "seed": settings.seed, "device": settings.device, "batch": 8}
+    options = resolve(given | {"data_dir": settings.data_dir})
+    crew = Crew.of(options)
+    k, sent, rows = entries(DENSITY, crew.entries), 0.0, []
+    with repeatable(settings):
+        for step in range(1, cell["steps"] + 1):
+            crew.step()
+            stats = crew.cluster.stats()
+            total = stats.achieved_density * crew.entries * step
+            union = int((crew.update != 0).sum())
+            share = stats.seconds["compress"] * crew.options.workers / crew.computing.seconds
+            rows.append(cell | {"step": step, "k": k, "d": crew.entries, "compress": share})
+            rows[-1] |= {"union": union / k, "sent": (total - sent) / k}
+            sent = total
+    return rows
+
+
+def independent(workers: int) -> float:
+    """union / k if every worker chose for itself: (1 - (1 - p)^P) / p."""
+    return (1 - (1 - DENSITY) ** workers) / DENSITY
+
+
+def page(rows: Sequence[Row]) -> Page:
+    """The union against workers and steps."""
+    ends = _ends(rows)
+    recipes = list(dict.fromkeys(recipe for recipe, _ in ends))
+    counts = sorted({workers for _, workers in ends})
+    most = counts[-1]
+    words = [f"{r} {ends[r, most]['union']:.1f} k" for r in recipes if (r, most) in ends]
+    says = (
+        f"{rows[0]['model']}, {most} workers, k = {DENSITY:g} d: the update has {listed(words)} "
+        f"entries; choices without anything in common would make {independent(most):.1f} k."
+    )
+    if missing := [name for name in WANTED if not there(name)]:
+        says += f" Not measured, because not in this version: {listed(missing)}."
+    charts = [
+        _by_workers(ends, recipes, counts),
+        _by_step(rows, recipes, most, "union", "Entries of the update"),
+        _by_step(rows, recipes, most, "sent", "Achieved density over the one asked for"),
+        _choosing(ends, recipes, counts),
+    ]
+    return Page(says, [_table(ends, recipes, counts)], charts)
+
+
+Ends = dict[tuple[str, int], Row]
+
+
+def _ends(rows: Sequence[Row]) -> Ends:
+    """The means over the second half of every run."""
+    runs: dict[tuple[str, int], list[Row]] = {}
+    for row in rows:
+        runs.setdefault((row["recipe"], row["workers"]), []).append(row)
+    out = {}
+    for key, run in runs.items():
+        half = run[len(run) // 2 :]
+        means = {name: sum(r[name] for r in half) / len(half) for name in ("union", "sent")}
+        out[key] = run[-1] | means
+    return out
+
+
+def _by_workers(ends: Ends, recipes: Sequence[str], counts: Sequence[int]) -> Chart:
+    lines = [Line("nothing in common", counts, [independent(c) for c in counts], "dashes", GREY)]
+    for recipe in recipes:
+        own = [c for c in counts if (recipe, c) in ends]
+        lines.append(Line(recipe, own, [ends[recipe, c]["union"] for c in own], "dots"))
+    caption = "Entries of the update against workers"
+    return Chart("workers", caption, "workers", "entries / k", lines, log_x=True, log_y=True)
+
+
+def _by_step(rows: Sequence[Row], recipes: Sequence[str], most: int, name: str, what: str) -> Chart:
+    lines = []
+    for recipe in recipes:
+        own = [r for r in rows if r["recipe"] == recipe and r["workers"] == most]
+        lines.append(Line(recipe, [r["step"] for r in own], [r[name] for r in own]))
+    caption = f"{what} by step, {most} workers"
+    return Chart(f"{name}-steps", caption, "step", "entries / k", lines)
+
+
+def _choosing(ends: Ends, recipes: Sequence[str], counts: Sequence[int]) -> Chart:
+    lines = []
+    for recipe in recipes:
+        own = [c for c in counts if (recipe, c) in ends]
+        shares = [100 * ends[recipe, c]["compress"] for c in own]
+        lines.append(Line(recipe, own, shares, "dots"))
+    caption = "Time to choose over time of the passes"
+    return Chart("choosing", caption, "workers", "%", lines, log_x=True, log_y=True)
+
+
+def _table(ends: Ends, recipes: Sequence[str], counts: Sequence[int]) -> Table:
+    body = [["nothing in common", *(f"{independent(c):.2f}" for c in counts), "", ""]]
+    for recipe in recipes:
+        unions = [f"{ends[recipe, c]['union']:.2f}" if (recipe, c) in ends else "" for c in counts]
+        own = [ends[recipe, c] for c in counts if (recipe, c) in ends]
+        sent = f"{min(end['sent'] for end in own):.2f} to {max(end['sent'] for end in own):.2f}"
+        body.append([recipe, *unions, sent, f"{100 * own[-1]['compress']:.1f} %"])
+    columns = ["entries of the update / k", *(f"{c} workers" for c in counts), "sent / k"]
+    note = "Means over the second half of the run. sent: entries a worker sends, its achieved "
+    note += "density over the one asked for, over all numbers of workers. The last column, of the "
+    note += "most: time to choose over time of the passes, on this machine. Of the papers only "
+    note += "abstracts are at hand: they name the growth with workers and give no number for it."
+    return Table("Build-up", [*columns, "choosing / computing"], body, note)
+
+
+STUDY = Study(
+    name="buildup",
+    title="How dense the sum becomes",
+    figures="Yoon and Oh (2022) and after: DEFT, MiCRO, ExDyna",
+    cells=cells,
+    measure=measure,
+    page=page,
+    files=("cifar10",),
+)

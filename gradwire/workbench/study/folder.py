@@ -1,0 +1,155 @@
+"""A study's folder: study.json, rows.jsonl, pictures. Rows come a cell at a time, so it resumes."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from gradwire.errors import ConfigError, GradwireError, StateError, one_line
+from gradwire.version import __version__
+from gradwire.workbench.study.study import Cell, Row, Settings, Study
+from gradwire.workbench.train.folder import machine, read_json, write_json
+
+HEAD, ROWS, LOCK, UNFINISHED = "study.json", "rows.jsonl", ".lock", "unfinished"
+CHOICES = ("seeds", "epochs")
+"""Settings that choose cells, which may differ from call to call."""
+
+
+class Folder:
+    """The rows of one study under `out`; `head` says what was asked and where it was measured."""
+
+    def __init__(self, out: Path, name: str) -> None:
+        self.path = out / name
+        self.name = name
+
+    def open(self, settings: Settings, command: str) -> None:
+        """Makes the folder, or checks that it belongs to the same question."""
+        asked = {k: v for k, v in asdict(settings).items() if k not in (*CHOICES, UNFINISHED)}
+        with writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        with self._alone():
+            if (self.path / HEAD).is_file():
+                self._check(asked)
+                return
+            head = {"name": self.name, "settings": asked, "command": command}
+            write_json(self.path / HEAD, head | {"machine": machine(settings.device)})
+
+    def _check(self, asked: dict[str, Any]) -> None:
+        head = self.head
+        made = head.get("machine", {}).get("gradwire")
+        if made != __version__:
+            raise ConfigError(
+                f"{self.path} was made by gradwire {made}, this is {__version__}: "
+                "choose another --out."
+            )
+        for name, value in asked.items():
+            if head["settings"].get(name) != value:
+                raise ConfigError(
+                    f"{self.path} was begun with {name} = {head['settings'].get(name)!r}, now "
+                    f"{value!r} is asked for: choose another --out."
+                )
+
+    @property
+    def head(self) -> dict[str, Any]:
+        head = read_json(self.path / HEAD)
+        kinds = {"settings": dict, "machine": dict, "command": str}
+        if not isinstance(head, dict) or not all(
+            isinstance(head.get(name), kind) for name, kind in kinds.items()
+        ):
+            raise StateError(f"{self.path / HEAD} is no study's.")
+        return head
+
+    def rows(self) -> list[Row]:
+        """All rows so far."""
+        return [row for _, rows in self._cells() for row in rows]
+
+    def done(self) -> list[Cell]:
+        """The cells that are measured."""
+        return [cell for cell, _ in self._cells()]
+
+    def add(self, cell: Cell, rows: Sequence[Row]) -> None:
+        """Appends a cell: one line, so that a crash leaves a whole cell or none."""
+        line = json.dumps({"cell": cell, "rows": list(rows)}) + "\n"
+        with self._alone(), writing(self.path / ROWS), (self.path / ROWS).open("ab") as file:
+            file.write(line.encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def write(self, name: str, content: bytes) -> None:
+        """Writes a picture."""
+        with self._alone(), writing(self.path / name):
+            (self.path / name).write_bytes(content)
+
+    @contextmanager
+    def rows_of(self, study: Study) -> Iterator[None]:
+        """What a page trips over in rows as one line."""
+        try:
+            yield
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            if isinstance(error, GradwireError):
+                raise
+            made = self.head["machine"].get("gradwire")
+            other = f" They are of gradwire {made}, this is {__version__}." * (made != __version__)
+            raise StateError(
+                f"{self.path / ROWS} has rows that are not those of study {study.name}: "
+                f"{one_line(error)}.{other} Measure again with another --out."
+            ) from error
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Several processes may measure parts of one study: one of them writes at a time."""
+        with writing(self.path / LOCK), (self.path / LOCK).open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _cells(self) -> list[tuple[Cell, list[Row]]]:
+        path = self.path / ROWS
+        if not path.is_file():
+            return []
+        with self._alone():
+            return self._read(path)
+
+    def _read(self, path: Path) -> list[tuple[Cell, list[Row]]]:
+        found, content = [], path.read_bytes()
+        for number, line in enumerate(content.splitlines(keepends=True), start=1):
+            if not line.endswith(b"\n"):
+                # The disk was full, or the process was killed: this cell is measured again.
+                with writing(path):
+                    path.write_bytes(content[: -len(line)])
+                break
+            try:
+                entry = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise StateError(f"{path}, line {number}: {one_line(error)}") from error
+            if not _is_entry(entry):
+                raise StateError(f"{path}, line {number}: {line[:60]!r} is no cell and its rows")
+            found.append((entry["cell"], entry["rows"]))
+        return found
+
+
+def _is_entry(entry: Any) -> bool:
+    if not isinstance(entry, dict) or not isinstance(entry.get("cell"), dict):
+        return False
+    rows = entry.get("rows")
+    return isinstance(rows, list) and all(isinstance(row, dict) for row in rows)
+
+
+def studies_in(out: Path) -> list[Folder]:
+    """The studies under `out`, by name."""
+    heads = sorted(out.glob(f"*/{HEAD}")) if out.is_dir() else []
+    return [Folder(out, head.parent.name) for head in heads]
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """An error of the disk as one line that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise StateError(
+            f"{path} cannot be written: {error.strerror}. The same command goes on from here."
+        ) from error

@@ -1,0 +1,51 @@
+"""Where a resumed run begins: at its checkpoint, or at step 0 if it never had one."""
+
+from pathlib import Path
+
+from gradwire.errors import StateError
+from gradwire.workbench.train import checkpoint
+from gradwire.workbench.train import folder as folders
+from gradwire.workbench.train.metrics import read_records
+
+
+def check(folder: Path, main: Path) -> str:
+    """What to say before the run in `folder` goes on; StateError if its checkpoint is gone.
+
+    `main` is the folder that was named: another one is that of a comparison in it.
+    """
+    if checkpoint.exists(folder) or not (folder / folders.CONFIG).is_file():
+        return ""
+    if step := saved_step(folder):
+        there = folder / folders.CHECKPOINT
+        missing = there / checkpoint.TRAINER if there.is_dir() else there
+        again = f"start again with --out {folder} --overwrite"
+        if folder != main:
+            again = f"remove {folder} to start it again"
+        raise StateError(
+            f"{missing} is missing, but the run has saved a checkpoint at step {step}. "
+            f"Put it back, or {again}."
+        )
+    return f"{folder} is not known to have saved a checkpoint: it starts again at step 0."
+
+
+def saved_step(folder: Path) -> int:
+    """The last step at which the run is known to have saved; 0 if it is not known to have."""
+    steps = [_step(folder / folders.SAVED, "step"), _step(folder / folders.RESULT, "steps")]
+    # A step after the end of an epoch is only taken once that epoch's checkpoint is written.
+    ended = [0]
+    for record in read_records(folder / folders.METRICS):
+        steps.append(ended[-1])
+        if any(value is not None for name, value in record.items() if name.startswith("test_")):
+            ended.append(record["step"])
+    return max(steps)
+
+
+def _step(path: Path, name: str) -> int:
+    """A number in a JSON file of the folder; 0 without the file."""
+    if not path.is_file():
+        return 0
+    content = folders.read_json(path)
+    step = content.get(name) if isinstance(content, dict) else None
+    if not isinstance(step, int):
+        raise StateError(f"{path}: {name} is {step!r:.40}, not a number of steps.")
+    return step

@@ -1,0 +1,270 @@
+"""What is trained and how: one frozen set of choices, kept in the run folder's config.json."""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, AdamW, Optimizer
+
+from gradwire.config import Config
+from gradwire.errors import ConfigError, unknown
+from gradwire.recipes import Recipe, recipe_of
+from gradwire.registry import options_of, parse_options, resolve_names
+from gradwire.workbench import models
+from gradwire.workbench.data import EMBEDDED
+from gradwire.workbench.train.rates import cosine
+from gradwire.workbench.train.task import TASKS, Task
+
+OPTIMIZERS = ("sgd", "adamw")
+NONE = Recipe("", {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Everything the numbers of a run depend on; `resolve` fills in what the model has.
+
+    lr, momentum and weight_decay are those of a dense run, which a `recipe` may make others of.
+    """
+
+    model: str = "lenet5"
+    data: str = ""
+    recipe: str = ""
+    method: str = "topk"
+    exchange: str = ""
+    method_options: tuple[str, ...] = ()
+    density: float = 0.01
+    values: str = "fp32"
+    indices: str = "int32"
+    rounding: str = "nearest"
+    dense_steps: int = 0
+    warmup: tuple[float, ...] = ()
+    warmup_steps: int = 0
+    momentum_correction: bool = False
+    masking: bool = True
+    follow_lr: bool = False
+    local_clip: float = 0.0
+    keep_dense: tuple[str, ...] = ()
+    workers: int
+    epochs: int
+    batch: int
+    lr: float
+    optimizer: str = ""
+    momentum: float = 0.9
+    beta2: float = 0.99
+    eps: float = 1e-8
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    clip: float = 0.0
+    lr_drop: tuple[int, ...] = ()
+    cosine: bool = False
+    seed: int = 0
+    data_dir: str | None = None
+    device: str = "cpu"
+    compare: tuple[str, ...] = ()
+    log_every: int = 10
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "data", self._data())
+        optimizer = self.optimizer or models.spec(self.model).optimizer
+        object.__setattr__(self, "optimizer", optimizer)
+        config = self.config()
+        for name in ("method", "exchange"):
+            object.__setattr__(self, name, getattr(config, name))
+        for name in ("workers", "epochs", "batch", "log_every"):
+            _check(name, getattr(self, name), at_least=1)
+        for name in ("weight_decay", "momentum", "clip", "local_clip", "seed"):
+            _check(name, getattr(self, name), at_least=0)
+        if not 0 < self.lr < math.inf:
+            raise ConfigError(f"lr must be above 0, got {self.lr}.")
+        if self.momentum >= 1:
+            raise ConfigError(f"momentum must be in [0, 1), got {self.momentum}.")
+        self._check_optimizer()
+        if self.nesterov and not self.momentum:
+            raise ConfigError("nesterov needs a momentum above 0, got 0.")
+        if not self.masking and not self.momentum_correction:
+            raise ConfigError("masking can only be left out with momentum_correction.")
+        if list(self.lr_drop) != sorted(set(self.lr_drop)) or min(self.lr_drop, default=1) < 1:
+            raise ConfigError(f"lr_drop must be rising epochs from 1 on, got {self.lr_drop}.")
+        if self.lr_drop and self.cosine:
+            raise ConfigError("the learning rate has one schedule: lr_drop or cosine, not both.")
+        if self.device not in ("cpu", "cuda"):
+            raise unknown("device", self.device, ("cpu", "cuda"))
+        for name in self.compare:
+            self.against(name)
+
+    def config(self, epoch_steps: int = 1) -> Config:
+        """How gradients are compressed and exchanged, for `gradwire.attach`."""
+        steps = self.warmup_steps
+        if self.recipe and self.warmup and not steps:
+            steps = epoch_steps
+        return Config(
+            method=self.method,
+            options=parse_options(self.method_options, self.method, self.exchange),
+            exchange=self.exchange,
+            density=self.density,
+            values=self.values,
+            indices=self.indices,
+            rounding=self.rounding,
+            dense=self.keep_dense,
+            dense_steps=self.dense_steps,
+            warmup=self.warmup,
+            warmup_steps=steps,
+            clip=self.local_clip,
+            **(self._momentum | {"masking": self.masking} if self.momentum_correction else {}),
+        )
+
+    @property
+    def _recipe(self) -> Recipe:
+        return recipe_of(self.recipe) if self.recipe else NONE
+
+    @property
+    def _momentum(self) -> dict[str, Any]:
+        return {"momentum": self.momentum, "nesterov": self.nesterov}
+
+    def _check_optimizer(self) -> None:
+        if self.optimizer not in OPTIMIZERS:
+            raise unknown("optimizer", self.optimizer, OPTIMIZERS)
+        if not 0 <= self.beta2 < 1:
+            raise ConfigError(f"beta2 must be in [0, 1), got {self.beta2}.")
+        if not 0 < self.eps < math.inf:
+            raise ConfigError(f"eps must be above 0, got {self.eps}.")
+        if self.nesterov and self.optimizer != "sgd" and not self.momentum_correction:
+            raise ConfigError("nesterov is for optimizer sgd, or with momentum_correction.")
+        if self._recipe.plain and self.optimizer != "sgd":
+            raise ConfigError(f"recipe {self.recipe!r} is for optimizer sgd: it has no momentum.")
+        if self._recipe.plain and (self.nesterov or self.momentum_correction):
+            raise ConfigError(
+                f"recipe {self.recipe!r} has no momentum: leave nesterov and momentum_correction "
+                f"out."
+            )
+
+    def make_optimizer(self, parameters: Iterable[Tensor]) -> Optimizer:
+        """SGD or AdamW, without momentum (beta1 = 0) where that is in the gradients."""
+        lr, corrected = self.lr_at(0), self.momentum_correction
+        decay = self.weight_decay * self._recipe.decay
+        if self._recipe.plain:
+            return SGD(parameters, lr, weight_decay=decay)
+        if self.optimizer == "sgd" and corrected:
+            # SGD's momentum makes 1 / (1 - momentum) of the decay too; here it does not see it.
+            return SGD(parameters, lr, weight_decay=decay / (1 - self.momentum))
+        if self.optimizer == "sgd":
+            return SGD(parameters, lr, weight_decay=decay, **self._momentum)
+        betas = (0.0 if corrected else self.momentum, self.beta2)
+        fused = self.device == "cuda"
+        return AdamW(parameters, lr, betas, self.eps, decay, fused=fused)
+
+    def against(self, name: str) -> "Options":
+        """The same run with another "method" or "method/exchange"."""
+        other: dict[str, Any] = {"method": name, "exchange": "", "compare": ()}
+        method, exchange = resolve_names(name)
+        known = options_of(method, exchange) if method == self.method else {}
+        other["method_options"] = tuple(
+            text for text in self.method_options if text.partition("=")[0] in known
+        )
+        if name.partition("/")[0] == "dense":
+            other |= {"values": "fp32", "rounding": "nearest"}
+            other |= {"dense_steps": 0, "warmup": (), "warmup_steps": 0}
+            other |= {"momentum_correction": False, "masking": True, "local_clip": 0.0}
+            other |= {"recipe": "", "follow_lr": False}
+        return dataclasses.replace(self, **other)
+
+    def _data(self) -> str:
+        """The data set: what was named, the model's own with a folder, the embedded one without."""
+        spec = models.spec(self.model)
+        if not spec.embedded:
+            raise ConfigError(
+                f"model {self.model!r} is here for its size: there is no reader of its data. "
+                f"Models that train: {', '.join(models.TRAINABLE)}."
+            )
+        known = (*spec.data, spec.embedded.data)
+        if self.data and self.data not in known:
+            raise unknown(f"data set of {self.model}", self.data, known)
+        return self.data or (spec.data[0] if self.data_dir else spec.embedded.data)
+
+    @property
+    def embedded(self) -> bool:
+        """Whether the data need no files."""
+        return self.data in EMBEDDED
+
+    @property
+    def task(self) -> Task:
+        """What is learned."""
+        return TASKS[models.spec(self.model).task]
+
+    @property
+    def size(self) -> Mapping[str, Any]:
+        """Keywords that make the network small where the data are."""
+        spec = models.spec(self.model)
+        return spec.embedded.size if self.embedded and spec.embedded else {}
+
+    @property
+    def title(self) -> str:
+        """The run in a few words, e.g. "topk/allgather at 1 %"."""
+        if self.method == "dense":
+            return "dense"
+        usual = ("fp32", "int32", "nearest")
+        codes = [c for c in (self.values, self.indices, self.rounding) if c not in usual]
+        codes += ["momentum correction"] * self.momentum_correction
+        codes += [self.recipe] if self.recipe else []
+        return ", ".join([f"{self.method}/{self.exchange} at {100 * self.density:g} %", *codes])
+
+    def lr_at(self, epoch: float) -> float:
+        """The learning rate after so many epochs, and parts of them.
+
+        A tenth of it after each of the `lr_drop` epochs, or with `cosine` a share all the time.
+        """
+        most = self.lr * self._recipe.lr(self.momentum)
+        if self.cosine:
+            return most * cosine(epoch / self.epochs)
+        return most * 0.1 ** sum(epoch >= drop for drop in self.lr_drop)
+
+    def asdict(self) -> dict[str, Any]:
+        """The choices as plain JSON values."""
+        return {
+            k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()
+        }
+
+
+def resolve(given: Mapping[str, Any], workers: int | None = None) -> Options:
+    """`given`, completed by what its recipe and its model have; None stands for not given.
+
+    `workers` are those that exist already (under torchrun); alone, one a GPU, or 2 on CPU.
+    """
+    chosen = {k: v for k, v in given.items() if v is not None}
+    spec = models.spec(chosen.get("model", Options.model))
+    chosen["device"] = pick_device(chosen.get("device", "auto"))
+    gpus = torch.cuda.device_count() if chosen["device"] == "cuda" else 0
+    if workers and chosen.get("workers", workers) != workers:
+        raise ConfigError(
+            f"--workers {chosen['workers']}, but torchrun started {workers} ranks. "
+            f"Leave --workers out."
+        )
+    files = chosen.get("data_dir") or chosen.get("data", "") in spec.data
+    source = spec if files or not spec.embedded else spec.embedded
+    usual = {name: getattr(source, name) for name in ("epochs", "batch", "lr", "momentum")}
+    usual |= {"workers": workers or gpus or 2, "clip": spec.clip}
+    if chosen.get("recipe"):
+        recipe = recipe_of(chosen["recipe"])
+        usual |= recipe.beside(chosen)
+        usual["momentum_correction"] = "momentum" in recipe.fields
+    return Options(**(usual | chosen))
+
+
+def pick_device(name: str) -> str:
+    """ "cpu" or "cuda"; "auto" is CUDA where there is any."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device 'cuda': this torch sees no GPU. Start a run with --device cpu.")
+    if name not in ("cpu", "cuda"):
+        raise unknown("device", name, ("auto", "cpu", "cuda"))
+    return name
+
+
+def _check(name: str, value: float, at_least: int) -> None:
+    if not at_least <= value < math.inf:
+        raise ConfigError(f"{name} must be at least {at_least}, got {value}.")

@@ -1,0 +1,99 @@
+"""What is shown while a run goes: a bar on a terminal, a line an epoch elsewhere."""
+
+import sys
+from typing import Any, Protocol
+
+from gradwire.workbench.train.metrics import Record
+from gradwire.workbench.train.task import Task
+
+
+class Progress(Protocol):
+    """Told about every step and every record; shows what it likes."""
+
+    def step(self, step: int) -> None: ...
+    def record(self, record: Record) -> None: ...
+    def close(self) -> None: ...
+
+
+def show(title: str, task: Task, steps: int, epochs: int, wanted: bool) -> Progress:
+    """A bar if this is a terminal and rich is installed, lines otherwise; nothing if not wanted."""
+    if not wanted:
+        return Silent()
+    if sys.stdout.isatty():
+        try:
+            return Bar(title, task, steps)
+        except ImportError:
+            pass
+    return Lines(title, task, steps, epochs)
+
+
+class Silent:
+    """Shows nothing."""
+
+    def step(self, step: int) -> None: ...
+    def record(self, record: Record) -> None: ...
+    def close(self) -> None: ...
+
+
+class Lines:
+    """One line an epoch."""
+
+    def __init__(self, title: str, task: Task, steps: int, epochs: int) -> None:
+        self.title, self.task, self.steps, self.epochs = title, task, steps, epochs
+
+    def step(self, step: int) -> None: ...
+
+    def record(self, record: Record) -> None:
+        if record.score is not None:
+            at = f"epoch {record.epoch}/{self.epochs}  step {record.step}/{self.steps}"
+            words = describe(record, self.task, record.score)
+            print(f"{self.title}  {at}  {words}  {record.seconds:.1f} s", flush=True)
+
+    def close(self) -> None: ...
+
+
+class Bar:
+    """A rich progress bar."""
+
+    def __init__(self, title: str, task: Task, steps: int) -> None:
+        from rich import progress
+
+        self.bar = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(bar_width=24),
+            progress.MofNCompleteColumn(),
+            progress.TextColumn("{task.fields[numbers]}"),
+            progress.TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+        )
+        self.score: float | None = None
+        self.task = task
+        self.bar_id: Any = self.bar.add_task(title, total=steps, numbers="")
+        self.bar.start()
+
+    def step(self, step: int) -> None:
+        self.bar.update(self.bar_id, completed=step)
+
+    def record(self, record: Record) -> None:
+        self.score = self.score if record.score is None else record.score
+        self.bar.update(self.bar_id, numbers=describe(record, self.task, self.score))
+
+    def close(self) -> None:
+        self.bar.stop()
+
+
+def describe(record: Record, task: Task, score: float | None) -> str:
+    """The record and the last score in a few words."""
+    words = [f"loss {record.loss:.4f}"]
+    if score is not None:
+        words.append(f"{task.measure} {task.words(score)}")
+    if record.bytes_sent:
+        words.append(f"{fewer(record.bytes_sent, record.bytes_dense)} bytes")
+    return "  ".join(words)
+
+
+def fewer(sent: int, dense: int) -> str:
+    """How many times fewer `sent` is than `dense`, e.g. "23x fewer"."""
+    ratio = dense / sent if sent else float("inf")
+    if 0.995 <= ratio <= 1.005:
+        return "as many"
+    return f"{ratio:.3g}x fewer" if ratio > 1 else f"{1 / ratio:.3g}x more"

@@ -1,0 +1,86 @@
+"""This rank's copy of the model, with its optimiser and its wire."""
+
+import gc
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+from gradwire.workbench import models
+from gradwire.workbench.data import mix
+from gradwire.workbench.train import checkpoint
+from gradwire.workbench.train.options import Options
+from gradwire.workbench.train.place import Place
+
+
+class Replica:
+    """The model under DDP, its optimiser, and gradwire attached (collective).
+
+    `network` are keywords of the model's function. `saved` is a checkpoint's content, from
+    `folder`; without it the weights come from the seed. `epoch_steps` are those of an epoch.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        network: Mapping[str, Any],
+        place: Place,
+        folder: Path,
+        saved: dict[str, Any] | None,
+        epoch_steps: int,
+    ) -> None:
+        self.options = options
+        torch.manual_seed(mix(options.seed))
+        model = models.build(options.model, **network).to(place.device)
+        if saved is not None:
+            with checkpoint.fitting(folder):
+                model.load_state_dict(saved["model"])
+        ids = [place.device.index] if place.device.type == "cuda" else None
+        self.ddp = DistributedDataParallel(model, device_ids=ids)
+        self.optimizer = options.make_optimizer(self.ddp.parameters())
+        self.wire = gradwire.attach(self.ddp, options.config(epoch_steps))
+        if saved is not None:
+            with checkpoint.fitting(folder):
+                self.optimizer.load_state_dict(saved["optimizer"])
+            checkpoint.load_wire(folder, saved, self.wire)
+
+    @property
+    def module(self) -> nn.Module:
+        """The plain model."""
+        return self.ddp.module
+
+    def set_lr(self, lr: float) -> None:
+        """Sets the learning rate of the next steps."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        if self.options.follow_lr:
+            self.wire.follow_lr(lr)
+
+    def step(self, batch: Sequence[Tensor]) -> Tensor:
+        """One optimiser step; returns this rank's loss."""
+        self.optimizer.zero_grad()
+        loss = self.options.task.loss(self.ddp, batch)
+        self._backward(loss)
+        if self.options.clip:
+            nn.utils.clip_grad_norm_(self.ddp.parameters(), self.options.clip)
+        self.optimizer.step()
+        return loss.detach()
+
+    def _backward(self, loss: Tensor) -> None:
+        try:
+            loss.backward()
+        except RuntimeError:
+            # Autograd passes on the words of an error in a hook, but not its kind.
+            if self.wire.engine.broken is not None:
+                raise self.wire.engine.broken from None
+            raise
+
+    def close(self) -> None:
+        """Lets go of everything, in the order that a process group's end needs."""
+        self.wire.close()
+        del self.wire, self.optimizer, self.ddp
+        gc.collect()

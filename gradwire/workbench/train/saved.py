@@ -1,0 +1,58 @@
+"""The choices of a run that was begun: from its config.json, and what of them may change."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, get_args, get_origin, get_type_hints
+
+from gradwire.errors import ConfigError
+from gradwire.workbench.train.options import Options
+
+FREE = ("workers", "epochs", "data_dir")
+"""What a resumed run may change; anything else would make it another run."""
+
+
+def from_dict(saved: Mapping[str, Any]) -> Options:
+    """The choices in a config.json."""
+    known = {f.name for f in dataclasses.fields(Options)}
+    if extra := sorted(set(saved) - known):
+        raise ConfigError(f"this run was made by another version: it has the option {extra[0]!r}.")
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()}
+    hints = get_type_hints(Options)
+    for field in dataclasses.fields(Options):
+        if field.name not in values:
+            if field.default is dataclasses.MISSING:
+                raise ConfigError(f"the option {field.name!r} is missing.")
+        elif not _fits(values[field.name], hints[field.name]):
+            raise ConfigError(f"the option {field.name!r} cannot be {saved[field.name]!r:.60}.")
+    return Options(**values)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether `value` is of the type that one of Options' fields has."""
+    if get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(_fits(v, get_args(hint)[0]) for v in value)
+    if get_args(hint):
+        return any(_fits(value, part) for part in get_args(hint))
+    if hint in (int, float):
+        kind = int if hint is int else (int, float)
+        return isinstance(value, kind) and not isinstance(value, bool) and abs(value) < 2**63
+    return isinstance(value, hint)
+
+
+def resume(saved: Options, given: Mapping[str, Any]) -> tuple[Options, list[str]]:
+    """The saved run's choices, with what may change changed, and a sentence on each change."""
+    changes: dict[str, Any] = {}
+    for name, value in given.items():
+        value = tuple(value) if isinstance(value, list) else value
+        if value is None or value == getattr(saved, name) or (name, value) == ("device", "auto"):
+            continue
+        if name == "method" and value == f"{saved.method}/{saved.exchange}":
+            continue
+        if name not in FREE:
+            raise ConfigError(
+                f"the run to resume has {name} = {getattr(saved, name)!r}, now {value!r} is asked "
+                f"for. Leave --{name.replace('_', '-')} out, or start a new run."
+            )
+        changes[name] = value
+    notes = [f"{name} was {getattr(saved, name)}, is now {v}" for name, v in changes.items()]
+    return dataclasses.replace(saved, **changes), notes

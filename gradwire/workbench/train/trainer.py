@@ -1,0 +1,214 @@
+"""One run on one rank: steps, records, checkpoints, until the end or until asked to stop."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gradwire.workbench.data import Data, Shard, mix
+from gradwire.workbench.train import checkpoint
+from gradwire.workbench.train.checkpoint import Position
+from gradwire.workbench.train.evaluate import digest, replicas_identical, score
+from gradwire.workbench.train.folder import RESULT, write_json
+from gradwire.workbench.train.gradients import record_gradient
+from gradwire.workbench.train.metrics import Metrics, Record
+from gradwire.workbench.train.options import Options
+from gradwire.workbench.train.place import Place
+from gradwire.workbench.train.progress import show
+from gradwire.workbench.train.replica import Replica
+
+
+@dataclass(frozen=True)
+class Sitting:
+    """How far to go this time; none of it changes what a step does."""
+
+    max_steps: int | None = None
+    checkpoint_every: int | None = None
+    record_gradients: int | None = None
+    quiet: bool = False
+
+
+class Trainer:
+    """Trains `options` in `folder`, from its checkpoint on if there is one (collective)."""
+
+    def __init__(
+        self, options: Options, folder: Path, data: Data, place: Place, sitting: Sitting
+    ) -> None:
+        self.options, self.folder, self.data = options, folder, data
+        self.place, self.sitting = place, sitting
+        self.task = options.task
+        self.shard = Shard(data.examples, options.batch, place.rank, place.world, options.seed)
+        saved = checkpoint.load(folder, place)
+        network = {**options.size, **data.network}
+        self.replica = Replica(options, network, place, folder, saved, self.shard.steps)
+        self.position = self._start(saved)
+        self.end = self._end()
+        self._loss = torch.zeros((), dtype=torch.float64, device=place.device)
+        if place.first:
+            self._loss += self.position.loss_sum
+            self.metrics = Metrics(folder, self.position.step, self.task.column)
+        before = self.replica.wire.stats()
+        self._before = (before.bytes_sent, before.bytes_dense)
+        self._carried = (self.position.bytes_sent, self.position.bytes_dense)
+        shown = place.first and not sitting.quiet
+        self.progress = show(options.title, self.task, self.end, options.epochs, shown)
+
+    def _start(self, saved: dict[str, Any] | None) -> Position:
+        """Where to begin."""
+        if saved is None:
+            return Position(workers=self.place.world)
+        with checkpoint.fitting(self.folder):
+            position = Position(**saved["position"])
+        return position.with_workers(self.place.world, self.shard.steps)
+
+    def _end(self) -> int:
+        """The step at which this sitting ends."""
+        position = self.position
+        left = (self.options.epochs - position.epoch) * self.shard.steps - position.offset
+        end = position.step + max(0, left)
+        return end if self.sitting.max_steps is None else min(end, self.sitting.max_steps)
+
+    def run(self) -> dict[str, Any]:
+        """Trains, and returns what it writes to result.json; `stopped` if a signal ended it."""
+        stopped = False
+        self._since = time.perf_counter()
+        while not stopped and self.position.step < self.end:
+            stopped = self._epoch()
+        result = self._result(stopped)
+        if self.place.first:
+            write_json(self.folder / RESULT, result)
+            self.metrics.close()
+        self.progress.close()
+        self.replica.close()
+        return result
+
+    def _epoch(self) -> bool:
+        """Trains to the end of the epoch or of the sitting; True if a rank was asked to stop."""
+        position, every = self.position, self.sitting.checkpoint_every
+        for indices in self.shard.batches(position.epoch, position.offset):
+            self._step(indices)
+            self._record_gradient()
+            stop = self.place.agreed_to_stop()
+            ends = position.offset == self.shard.steps
+            last = position.step >= self.end
+            if ends:
+                self._end_epoch()
+            elif self._due():
+                self._record(None)
+            if ends or last or stop or (every and position.step % every == 0):
+                self._checkpoint()
+            if last or stop:
+                return stop
+        return False
+
+    def _due(self) -> bool:
+        """Whether a line is due; not just before the one that ends the epoch."""
+        offset, every = self.position.offset, self.options.log_every
+        return offset % every == 0 and self.shard.steps - offset >= every
+
+    def _step(self, indices: torch.Tensor) -> None:
+        """One step. Whatever is random in it depends on its own seed only, so none is saved."""
+        position = self.position
+        seed = mix(self.options.seed, position.epoch, position.offset, self.place.rank)
+        torch.manual_seed(seed)
+        self.replica.set_lr(self.options.lr_at(position.epoch + position.offset / self.shard.steps))
+        self._loss += self.replica.step(self.data.training_batch(indices, seed))
+        position.loss_steps += 1
+        position.offset += 1
+        position.step += 1
+        self.progress.step(position.step)
+
+    def _record_gradient(self) -> None:
+        """Writes what the first rank chose from, if it is time to; takes no training time."""
+        every, step = self.sitting.record_gradients, self.position.step
+        if every and step % every == 0 and self.place.first:
+            self._lap()
+            record_gradient(self.folder, step, self.replica.wire)
+            self._since = time.perf_counter()
+
+    def _end_epoch(self) -> None:
+        """Evaluates, records, and moves on to the next epoch."""
+        position = self.position
+        self._lap()
+        position.score = score(self.replica.module, self.task, self.data, self.place)
+        self._since = time.perf_counter()
+        position.epoch, position.offset = position.epoch + 1, 0
+        self._record(position.score)
+
+    def _record(self, score: float | None) -> None:
+        """Writes a line of metrics (collective)."""
+        position, world = self.position, self.place.world
+        density, norm = self._tally()
+        record = Record(
+            step=position.step,
+            epoch=position.epoch,
+            loss=round(position.loss_sum / (world * max(1, position.loss_steps)), 6),
+            score=score,
+            bytes_sent=position.bytes_sent,
+            bytes_dense=position.bytes_dense,
+            achieved_density=round(density / world, 8),
+            residual_norm=round(norm / world, 6),
+            lr=self.replica.optimizer.param_groups[0]["lr"],
+            seconds=round(position.seconds, 3),
+        )
+        self._loss.zero_()
+        position.loss_sum, position.loss_steps = 0.0, 0
+        if self.place.first:
+            self.metrics.write(record)
+        self.progress.record(record)
+
+    def _tally(self) -> tuple[float, float]:
+        """Brings the position's sums up to date (collective); the sums of density and norm."""
+        self._lap()
+        stats = self.replica.wire.stats()
+        loss, sent, dense, density, norm = self.place.sum(
+            float(self._loss),
+            stats.bytes_sent - self._before[0],
+            stats.bytes_dense - self._before[1],
+            stats.achieved_density,
+            stats.residual_norm,
+        )
+        self.position.loss_sum = loss
+        self.position.bytes_sent = self._carried[0] + int(sent)
+        self.position.bytes_dense = self._carried[1] + int(dense)
+        return density, norm
+
+    def _lap(self) -> None:
+        """Adds the time since the last lap to the position; waits for the device."""
+        if self.place.device.type == "cuda":
+            torch.cuda.synchronize(self.place.device)
+        now = time.perf_counter()
+        self.position.seconds += now - self._since
+        self._since = now
+
+    def _checkpoint(self) -> None:
+        """Saves everything (collective)."""
+        self._tally()
+        checkpoint.save(self.folder, self.place, self.position, self.replica)
+        self._since = time.perf_counter()
+
+    def _result(self, stopped: bool) -> dict[str, Any]:
+        """The run in numbers (collective)."""
+        position, mine = self.position, digest(self.replica.module)
+        same = replicas_identical(mine, self.place)
+        last = self.metrics.last if self.place.first else {}
+        return {
+            "title": self.options.title,
+            "complete": position.epoch >= self.options.epochs,
+            "stopped": stopped,
+            "steps": position.step,
+            "epochs": position.epoch,
+            "loss": last.get("loss"),
+            self.task.column: position.score,
+            "bytes_sent": position.bytes_sent,
+            "bytes_dense": position.bytes_dense,
+            "achieved_density": last.get("achieved_density"),
+            "residual_norm": last.get("residual_norm"),
+            "seconds": round(position.seconds, 3),
+            "stage_seconds": {k: round(v, 3) for k, v in self.replica.wire.stats().seconds.items()},
+            "parameters": sum(p.numel() for p in self.replica.module.parameters()),
+            "parameters_sha256": mine,
+            "replicas_identical": same,
+        }
