@@ -5,22 +5,30 @@ It sends the gradient entries that matter, keeps the rest for later, and loses n
     ddp = DistributedDataParallel(model)
     wire = gradwire.attach(ddp, method="topk", density=0.001)
 
-Importing it imports neither Triton nor CUDA, reads no environment and configures no logging.
+Each name is loaded when it is first used. Importing gradwire imports neither torch nor Triton,
+reads no environment and configures no logging.
 """
 
-from gradwire.config import Config
-from gradwire.integrate.ddp import attach, ddp_hook
-from gradwire.integrate.local_steps import local_steps
-from gradwire.integrate.loop import average
-from gradwire.integrate.virtual_cluster import VirtualCluster
-from gradwire.state.saved.folder import load, save
-from gradwire.state.state import State
-from gradwire.types import Sparse
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
 from gradwire.version import __version__
 
-# Last: the functions take the place of the packages of the same names, which stay importable.
-from gradwire.compress.call import compress  # isort: skip
-from gradwire.plan.planner import plan  # isort: skip
+if TYPE_CHECKING:
+    from gradwire.compress.call import compress
+    from gradwire.config import Config
+    from gradwire.integrate.ddp import attach, ddp_hook
+    from gradwire.integrate.local_steps import local_steps
+    from gradwire.integrate.loop import average
+    from gradwire.integrate.virtual_cluster import VirtualCluster
+    from gradwire.plan.planner import plan
+    from gradwire.state.saved.folder import load, save
+    from gradwire.state.state import State
+    from gradwire.types import Sparse
 
 __all__ = [
     "Config",
@@ -37,3 +45,57 @@ __all__ = [
     "plan",
     "save",
 ]
+
+_HOMES = {
+    "Config": "gradwire.config",
+    "Sparse": "gradwire.types",
+    "State": "gradwire.state.state",
+    "VirtualCluster": "gradwire.integrate.virtual_cluster",
+    "attach": "gradwire.integrate.ddp",
+    "average": "gradwire.integrate.loop",
+    "compress": "gradwire.compress.call",
+    "ddp_hook": "gradwire.integrate.ddp",
+    "load": "gradwire.state.saved.folder",
+    "local_steps": "gradwire.integrate.local_steps",
+    "plan": "gradwire.plan.planner",
+    "save": "gradwire.state.saved.folder",
+}
+"""The module of each public name."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+        return value
+    # `gradwire.errors` and the like, after no more than `import gradwire`.
+    if name.startswith("_") or find_spec(f"{__name__}.{name}") is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_module(f"{__name__}.{name}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _function(name: str) -> property:
+    """A function that the import of a package of the same name does not replace."""
+
+    def get(module: ModuleType) -> Callable[..., Any]:
+        function: Callable[..., Any] = getattr(import_module(_HOMES[name]), name)
+        return function
+
+    return property(get, lambda module, package: None)
+
+
+class _Module(ModuleType):
+    """This module: `compress` and `plan` are functions here, and packages elsewhere."""
+
+    compress = _function("compress")
+    plan = _function("plan")
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:
+        # Trainers that ship functions to their workers pickle the modules that these name.
+        return import_module, (__name__,)
+
+
+sys.modules[__name__].__class__ = _Module

@@ -107,32 +107,12 @@ class Config:
 
     def _check_exchange(self) -> None:
         exchange = EXCHANGES[self.exchange]
-        if self.exchange.startswith("dense") and self.values != "fp32":
+        exchange.check_config(self)
+        if self.rounding == "stochastic" and not exchange.stochastic:
+            can = " and ".join(repr(name) for name, x in EXCHANGES.items() if x.stochastic)
             raise ConfigError(
-                f"values={self.values!r} has no effect on exchange {self.exchange!r}; there are "
-                f"'dense' (fp32) and 'dense-bf16'"
-            )
-        if self.values not in exchange.values:
-            raise ConfigError(
-                f"exchange {self.exchange!r} adds values on the way: "
-                f"{' or '.join(exchange.values)}, not {self.values!r}"
-            )
-        if self.exchange == "union" and self.options.get("unbiased"):
-            raise ConfigError(
-                "exchange 'union' adds the values of u itself, not the d/k times these that "
-                "unbiased=True sends: use exchange='allgather'"
-            )
-        if self.rounding == "stochastic" and self.exchange not in ("allgather", "gtopk"):
-            raise ConfigError(
-                f"rounding='stochastic' is for exchanges 'allgather' and 'gtopk'; "
+                f"rounding='stochastic' is for exchanges {can}; "
                 f"{self.exchange!r} rounds to the nearest"
-            )
-        if exchange.check is not None:
-            exchange.check(**self.exchange_options)
-        if exchange.chooses and self.method not in ("topk", "dense"):
-            raise ConfigError(
-                f"exchange {self.exchange!r} chooses the entries itself, by the size of their sum: "
-                f"method 'topk', not {self.method!r}"
             )
 
     def _resolve_names(self) -> None:

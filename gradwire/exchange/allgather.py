@@ -1,15 +1,20 @@
 """Everyone sends its entries to everyone."""
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from gradwire.encode import Encoding, Message, nbytes
-from gradwire.exchange.outcome import Outcome
+from gradwire.exchange.exchange import Outcome
 from gradwire.kernels import decode, unpack
 from gradwire.kernels.target import Target
 from gradwire.ranks.group import Group
 from gradwire.stages import stage
 from gradwire.types import Memory
+
+if TYPE_CHECKING:
+    from gradwire.plan.network import Leg, Network
 
 
 def allgather(
@@ -48,3 +53,9 @@ def allgather_bytes(ranks: int, size: int, capacity: int, encoding: Encoding) ->
 def allgather_rounds(ranks: int) -> int:
     """Once around the ring."""
     return ranks - 1
+
+
+def allgather_legs(network: "Network", size: int, capacity: int, encoding: Encoding) -> "list[Leg]":
+    """One ring."""
+    others = network.workers - 1
+    return [network.ring(others * nbytes(capacity, encoding, size), others)]

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from gradwire.encode import Encoding, Message
-from gradwire.exchange.outcome import Outcome
+from gradwire.exchange.exchange import Outcome
 from gradwire.kernels import spread
 from gradwire.ranks.group import Group
 from gradwire.stages import stage

@@ -1,14 +1,19 @@
 """Everyone sends everything, in half the bytes."""
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from gradwire.encode import Encoding, Message
-from gradwire.exchange.means import ordered_bytes, ordered_mean
-from gradwire.exchange.outcome import Outcome
+from gradwire.exchange.exchange import Outcome
+from gradwire.exchange.means import ordered_bytes, ordered_legs, ordered_mean
 from gradwire.ranks.group import Group
 from gradwire.stages import stage
 from gradwire.types import Memory
+
+if TYPE_CHECKING:
+    from gradwire.plan.network import Leg, Network
 
 
 def dense_bf16(message: Message, u: Tensor, group: Group, memory: Memory) -> Outcome:
@@ -29,3 +34,10 @@ def dense_bf16(message: Message, u: Tensor, group: Group, memory: Memory) -> Out
 def dense_bf16_bytes(ranks: int, size: int, capacity: int, encoding: Encoding) -> int:
     """2 (P - 1) / P of the entries, two bytes each; one entry more says who was finite."""
     return ordered_bytes(ranks, size + 1, 2)
+
+
+def dense_bf16_legs(
+    network: "Network", size: int, capacity: int, encoding: Encoding
+) -> "list[Leg]":
+    """Those of an ordered mean."""
+    return ordered_legs(network, size + 1, 2)

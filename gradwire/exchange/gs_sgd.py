@@ -1,17 +1,21 @@
 """Sketches again, added by ranks that meet in pairs: no server, and few rounds."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from gradwire.encode import Encoding, Message
-from gradwire.exchange.outcome import Outcome
+from gradwire.exchange.exchange import Outcome
+from gradwire.exchange.means import doubling
 from gradwire.exchange.sketch_size import Table
 from gradwire.exchange.sketched import by_sketch
 from gradwire.ranks.group import Group
 from gradwire.stages import stage
 from gradwire.types import Memory
+
+if TYPE_CHECKING:
+    from gradwire.plan.network import Leg, Network
 
 
 def gs_sgd(
@@ -128,3 +132,17 @@ def gs_sgd_rounds(ranks: int, **options: Any) -> int:
     """2 log2 P for each of two means; two more each when P is not a power of two."""
     rounds = ranks.bit_length() - 1
     return 2 * (2 * rounds + (2 if ranks > 1 << rounds else 0))
+
+
+def gs_sgd_legs(network: "Network", size: int, capacity: int, encoding: Encoding) -> "list[Leg]":
+    """Halves of cells, then of candidates, to partners ever nearer, and back."""
+    table, itemsize = Table(), encoding.dtype.itemsize
+    out: list[Leg] = []
+    for entries in (table.cells(size) + 1, table.many(size, capacity)):
+        rounds, power = doubling(network.workers)
+        part = -(-entries // power) * itemsize
+        halving = [network.pairs(part << r, 1 << r) for r in reversed(range(rounds))]
+        out += halving + halving[::-1]
+        if network.workers > power:
+            out += [network.pairs(0, power), network.pairs(power * part, power)]
+    return out

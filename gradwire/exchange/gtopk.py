@@ -1,7 +1,7 @@
 """Pairs of workers merge what they chose, and keep k of it, until all hold the same k."""
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -9,12 +9,18 @@ from torch import Tensor
 from gradwire.encode import Encoding, Message, encode, nbytes
 from gradwire.encode.noise import Noise
 from gradwire.errors import unknown
-from gradwire.exchange.outcome import Outcome
+from gradwire.exchange.exchange import Outcome
+from gradwire.exchange.means import doubling
 from gradwire.exchange.sparse_sum import add, keep, restrict, subtract
 from gradwire.kernels import spread, start
 from gradwire.ranks.group import Group
 from gradwire.stages import stage
 from gradwire.types import Memory, Sparse
+
+if TYPE_CHECKING:
+    from gradwire.exchange.exchange import LocalTask, Received
+    from gradwire.plan.network import Leg, Network
+    from gradwire.plan.work import Work
 
 MERGES = ("lossless", "paper")
 
@@ -141,3 +147,29 @@ def gtopk_bytes(ranks: int, size: int, capacity: int, encoding: Encoding, **opti
     rounds = ranks.bit_length() - 1
     power = 1 << rounds
     return nbytes(capacity, encoding, size) * (rounds + (1 if ranks > power else 0))
+
+
+def gtopk_legs(network: "Network", size: int, capacity: int, encoding: Encoding) -> "list[Leg]":
+    """A swap with a partner twice as far away in each round."""
+    one = nbytes(capacity, encoding, size)
+    rounds, power = doubling(network.workers)
+    swaps = [network.pairs(one, 1 << r) for r in range(rounds)]
+    if network.workers > power:
+        # A rank that takes another in sends nothing in the first round, and hands back in the last.
+        swaps += [network.pairs(0, power), network.pairs(one, power)]
+    return swaps
+
+
+def gtopk_received(got: "Received") -> float:
+    """Each merge adds, selects, encodes, and subtracts what it cut."""
+    return _merges(got.ranks) * 2 * got.k * (got.read + 10 * got.merge) + got.k * got.add
+
+
+def gtopk_work(usual: "Work", task: "LocalTask") -> "Work":
+    """A merge takes some time however small it is."""
+    return replace(usual, decode=usual.decode + _merges(task.ranks) * task.merging)
+
+
+def _merges(ranks: int) -> int:
+    """Rounds of a tree, and one before it for ranks that do not make a power of two."""
+    return ranks.bit_length() - 1 + (ranks & (ranks - 1) > 0)

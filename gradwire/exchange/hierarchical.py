@@ -1,7 +1,8 @@
 """Dense inside a node, sparse between nodes: the layout that clusters have."""
 
 import os
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -10,10 +11,15 @@ from gradwire import kernels
 from gradwire.encode import Encoding, Message, encode, nbytes
 from gradwire.errors import ConfigError
 from gradwire.exchange.allgather import mean_of
-from gradwire.exchange.outcome import Outcome
+from gradwire.exchange.exchange import Outcome
 from gradwire.ranks.group import Group
 from gradwire.stages import stage
 from gradwire.types import Memory, Sparse
+
+if TYPE_CHECKING:
+    from gradwire.exchange.exchange import LocalTask, Received
+    from gradwire.plan.network import Leg, Network
+    from gradwire.plan.work import Work
 
 
 def hierarchical(
@@ -96,3 +102,27 @@ def hierarchical_rounds(ranks: int, **options: Any) -> int:
     """Twice inside, once between."""
     n = node_size(ranks, options.get("local", 0))
     return 2 * (n - 1) + ranks // n - 1
+
+
+def hierarchical_legs(
+    network: "Network", size: int, capacity: int, encoding: Encoding
+) -> "list[Leg]":
+    """Parts of u inside the node, messages between nodes, and these inside again."""
+    n, nodes = network.local, network.nodes
+    one = nbytes(-(-capacity // n), encoding, size)
+    return [
+        network.inside((n - 1) * 4 * -(-size // n), n - 1),
+        network.across((nodes - 1) * one, nodes - 1),
+        network.inside((n - 1) * nodes * one, n - 1),
+    ]
+
+
+def hierarchical_received(got: "Received") -> float:
+    """One message a node."""
+    return got.nodes * got.k * (got.read + got.add)
+
+
+def hierarchical_work(usual: "Work", task: "LocalTask") -> "Work":
+    """It adds up the node before it selects in its own part."""
+    compress = 2 * task.floor + task.select(task.k / task.size, task.size / task.local)
+    return replace(usual, compress=compress + task.bundle, encode=usual.encode / task.local)

@@ -1,11 +1,16 @@
 """The mean of a vector over all ranks, added in rank order, and nothing lost to rounding."""
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from gradwire.kernels import mean
 from gradwire.ranks.group import Group
 from gradwire.stages import stage
+
+if TYPE_CHECKING:
+    from gradwire.plan.network import Leg, Network
 
 
 def ordered_mean(values: Tensor, dtype: torch.dtype, group: Group) -> tuple[Tensor, Tensor]:
@@ -44,3 +49,16 @@ def ordered_bytes(ranks: int, entries: int, itemsize: int) -> int:
 def ordered_rounds(ranks: int) -> int:
     """What `ordered_mean` waits for: every other rank's part, then every other part of the mean."""
     return 2 * (ranks - 1)
+
+
+def ordered_legs(network: "Network", entries: int, itemsize: int) -> "list[Leg]":
+    """A part to its owner, the parts of the mean to everyone."""
+    others = network.workers - 1
+    sent = others * -(-entries // network.workers) * itemsize
+    return [network.everyone(sent, others), network.ring(sent, others)]
+
+
+def doubling(ranks: int) -> tuple[int, int]:
+    """n and 2^n, the largest power of two that is not above the ranks."""
+    rounds = ranks.bit_length() - 1
+    return rounds, 1 << rounds

@@ -2,19 +2,23 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from gradwire.encode import Encoding, Message, encode, nbytes
 from gradwire.errors import ConfigError
-from gradwire.exchange.outcome import Outcome
+from gradwire.exchange.exchange import Outcome
 from gradwire.exchange.sparse_sum import add_all, keep, restrict, subtract
 from gradwire.kernels import spread, start
 from gradwire.ranks.group import Group
 from gradwire.stages import stage
 from gradwire.types import Memory, Sparse
+
+if TYPE_CHECKING:
+    from gradwire.exchange.exchange import Received
+    from gradwire.plan.network import Leg, Network
 
 FEW, MANY, STEP = 2 / 3, 5 / 4, 1.012
 """Between refreshes the threshold is divided or multiplied by STEP below FEW k or above MANY k."""
@@ -175,3 +179,20 @@ def oktopk_bytes(ranks: int, size: int, capacity: int, encoding: Encoding, **opt
 def oktopk_rounds(ranks: int, **options: Any) -> int:
     """To every owner, and once around the ring."""
     return 2 * (ranks - 1)
+
+
+def oktopk_legs(network: "Network", size: int, capacity: int, encoding: Encoding) -> "list[Leg]":
+    """Half to the owners; half, and the places, to everyone."""
+    ranks = network.workers
+    total = oktopk_bytes(ranks, size, capacity, encoding)
+    places = 4 * ranks * (ranks - 1)
+    sent = (total - places) // 2
+    return [network.everyone(sent, ranks - 1), network.ring(sent + places, ranks - 1)]
+
+
+def oktopk_received(got: "Received") -> float:
+    """Choices to their owners, sums back: about 1.5 k each, merged once each.
+
+    What is kept of the own choices is found again.
+    """
+    return 3 * got.k * (got.read + 18 * got.merge) + got.k * got.add

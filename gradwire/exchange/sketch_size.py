@@ -2,8 +2,8 @@
 
 import math
 import warnings
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,6 +11,10 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.errors import ConfigError
 from gradwire.ranks.group import Group
+
+if TYPE_CHECKING:
+    from gradwire.exchange.exchange import LocalTask
+    from gradwire.plan.work import Work
 
 
 @dataclass(frozen=True)
@@ -101,3 +105,17 @@ def warn_if_blind(sketch: Table, u: Tensor, k: int) -> None:
 def table_prepare(group: Group, size: int, capacity: int, **options: Any) -> None:
     """See `Table.check`."""
     Table(**options).check(size, capacity)
+
+
+def table_suits(density: float, indices: str) -> bool:
+    """False where no table of the usual size can show so many, or indices would be packed twice."""
+    return Table().width(10**9) >= 4 * density * 10**9 and indices == "int32"
+
+
+def table_work(usual: "Work", task: "LocalTask") -> "Work":
+    """Every entry into every row, and out of every row again."""
+    cells = task.cell * Table.rows * task.size
+    many = Table().many(task.size, task.k)
+    chosen = task.select(many / task.size, task.size)
+    compress = task.floor + task.bundle + chosen + cells
+    return replace(usual, compress=compress, encode=cells, decode=task.copies)

@@ -1,21 +1,24 @@
 """Workers add their sketches, find the large entries of the sum in it, and then send only those."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from gradwire import kernels
 from gradwire.encode import Encoding, Message
-from gradwire.exchange.means import ordered_bytes, ordered_mean, ordered_rounds
-from gradwire.exchange.outcome import Outcome
+from gradwire.exchange.exchange import Outcome
+from gradwire.exchange.means import ordered_bytes, ordered_legs, ordered_mean, ordered_rounds
 from gradwire.exchange.sketch_size import Table, warn_if_blind
 from gradwire.kernels.sketch_torch import mix
 from gradwire.kernels.topk import group_size
 from gradwire.ranks.group import Group
 from gradwire.stages import stage
 from gradwire.types import Memory, Sparse
+
+if TYPE_CHECKING:
+    from gradwire.plan.network import Leg, Network
 
 Mean = Callable[[Tensor, torch.dtype, Group], tuple[Tensor, Tensor]]
 STEPS = "sketch.steps"
@@ -101,3 +104,10 @@ def sketched_bytes(ranks: int, size: int, capacity: int, encoding: Encoding, **o
 def sketched_rounds(ranks: int, **options: Any) -> int:
     """Two ordered means."""
     return 2 * ordered_rounds(ranks)
+
+
+def sketched_legs(network: "Network", size: int, capacity: int, encoding: Encoding) -> "list[Leg]":
+    """Two ordered means: of the cells, and of the candidates."""
+    table, itemsize = Table(), encoding.dtype.itemsize
+    cells = ordered_legs(network, table.cells(size) + 1, itemsize)
+    return cells + ordered_legs(network, table.many(size, capacity), itemsize)

@@ -1,15 +1,21 @@
 """Everyone agrees on the entries first, then adds what everyone has there."""
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor
 
 from gradwire.encode import HEADER, Encoding, Message
 from gradwire.encode.indices import index_bytes
-from gradwire.exchange.means import ordered_bytes, ordered_mean, ordered_rounds
-from gradwire.exchange.outcome import Outcome
+from gradwire.exchange.exchange import Outcome
+from gradwire.exchange.means import ordered_bytes, ordered_legs, ordered_mean, ordered_rounds
 from gradwire.kernels import join, spread, start
 from gradwire.ranks.group import Group
 from gradwire.stages import stage
 from gradwire.types import Memory, Sparse
+
+if TYPE_CHECKING:
+    from gradwire.exchange.exchange import Received
+    from gradwire.plan.network import Leg, Network
 
 
 def union(message: Message, u: Tensor, group: Group, memory: Memory) -> Outcome:
@@ -44,3 +50,17 @@ def union_bytes(ranks: int, size: int, capacity: int, encoding: Encoding) -> int
 def union_rounds(ranks: int) -> int:
     """Once around the ring, and an ordered mean."""
     return ranks - 1 + ordered_rounds(ranks)
+
+
+def union_legs(network: "Network", size: int, capacity: int, encoding: Encoding) -> "list[Leg]":
+    """The lists on a ring, then an ordered mean."""
+    ranks = network.workers
+    lists = (ranks - 1) * (HEADER + index_bytes(encoding.indices, size, capacity))
+    entries = capacity if encoding.indices == "common" else min(size, ranks * capacity)
+    mean = ordered_legs(network, entries, encoding.dtype.itemsize)
+    return [network.ring(lists, ranks - 1), *mean]
+
+
+def union_received(got: "Received") -> float:
+    """Every list is merged too."""
+    return got.ranks * got.k * (got.read + got.merge + got.add)

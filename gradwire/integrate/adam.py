@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterable
 
+from gradwire.exchange import EXCHANGES
 from gradwire.state.state import State
 
 
@@ -13,7 +14,8 @@ def warn_of_adam(state: State, optimizers: Iterable[object]) -> None:
     """
     name = next((name for name in map(_adam_like, optimizers) if name), "")
     config = state.config
-    is_sparse = config.density < 1 and config.method != "dense" and "dense" not in config.exchange
+    sends_all = config.method == "dense" or bool(EXCHANGES[config.exchange].whole)
+    is_sparse = config.density < 1 and not sends_all
     if name and (is_sparse or state.auto is not None):
         method = "auto" if state.auto is not None else config.method
         warnings.warn(

@@ -9,6 +9,7 @@ import torch
 
 from gradwire.config import check_density
 from gradwire.errors import ConfigError
+from gradwire.exchange import EXCHANGES
 from gradwire.plan.measure import measure_link, measure_machine, node_count
 from gradwire.plan.network import Network, show_link
 from gradwire.plan.planner import plan_for
@@ -105,7 +106,8 @@ class Auto:
 def split_bounds(fields: Mapping[str, Any]) -> tuple[Auto, dict[str, Any]]:
     """What bounds the choice, and the fields to begin with: dense."""
     bounds = {k: v for k, v in fields.items() if k in BOUNDS}
-    if str(bounds.get("exchange", "")).startswith("dense"):
+    asked = EXCHANGES.get(bounds.get("exchange", ""))
+    if asked is not None and asked.whole:
         raise ConfigError(
             f"method='auto' chooses whether to send dense: leave out exchange="
             f"{bounds['exchange']!r}, or use method='dense'"

@@ -5,16 +5,11 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from gradwire.plan.machine import MACHINES, Machine
-from gradwire.plan.network import GOODPUT
-from gradwire.ranks.group import DistributedGroup
-from gradwire.workbench.train.place import Place
 
 ENTRIES = 4_000_000
 REPEAT, MANY = 7, 60
@@ -96,17 +91,3 @@ def node_count(ranks: int) -> int:
     """As torchrun says; ranks of one machine count as nodes: it is their link that was measured."""
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return ranks // local if local < ranks and ranks % local == 0 else ranks
-
-
-def between_ranks(place: Place) -> dict[str, Any]:
-    """Link, latency and the shape of the cluster, measured by the ranks at hand; a collective."""
-    assert dist.group.WORLD is not None
-    group = DistributedGroup(dist.group.WORLD, place.device)
-    rate, latency = place.share(measure_link(group.all_gather, place.world, place.device))
-    return {
-        "rank": place.rank,
-        "ranks": place.world,
-        "nodes": node_count(place.world),
-        "link": 8 * rate / GOODPUT,
-        "latency": latency,
-    }

@@ -15,7 +15,7 @@ from gradwire.plan.predict import Prediction, Way, predict
 from gradwire.plan.rate import parse_time
 from gradwire.plan.recommend import At, Recommendation, recommend
 from gradwire.plan.ways import DENSITIES, ENCODINGS, all_ways
-from gradwire.plan.workload import Workload, by_count, by_file, by_name, by_shapes
+from gradwire.plan.workload import Workload, by_count, by_file, by_shapes
 
 BUNDLES = (25.0, 50.0, 100.0, 200.0, 400.0, 1600.0, 8000.0)
 """Sizes that are tried, in MB of fp32."""
@@ -83,10 +83,10 @@ def plan(
         print(plan.recommendation.reason)
 
     model: a name in `gradwire.workbench.models`, a torch.nn.Module, or a .pt of shapes; or
-    `params`, their number. All but the name need `step_seconds`, one worker's step without any exchange; for the
-    name it is better than the guess from FLOP. `nodes`: of one link each; as many as workers unless
-    given. `gpu`: a name, or "" to measure the device at hand. `density`: only these; `min_density`
-    bounds what may be recommended.
+    `params`, their number. All but the name need `step_seconds`, one worker's step without any
+    exchange; for the name it is better than the guess from FLOP. `nodes`: of one link each; as many
+    as workers unless given. `gpu`: a name, or "" to measure the device at hand. `density`: only
+    these; `min_density` bounds what may be recommended.
     """
     device = _device(gpu)
     load = _workload(model, device, params, step_seconds, batch)
@@ -180,6 +180,9 @@ def _workload(
         return by_shapes(trained, type(model).__name__, seconds)
     if isinstance(model, Path) or str(model).endswith(".pt"):
         return by_file(Path(model), seconds)
+    # The only place where the library asks the workbench, and only for a network's name.
+    from gradwire.workbench.models.workload import by_name
+
     return by_name(str(model), device, batch, seconds)
 
 

@@ -10,7 +10,6 @@ from gradwire.compress import METHODS
 from gradwire.encode import Encoding
 from gradwire.exchange import EXCHANGES
 from gradwire.plan import powersgd
-from gradwire.plan.legs import legs
 from gradwire.plan.machine import Machine
 from gradwire.plan.network import Network
 from gradwire.plan.powersgd import rank_of
@@ -47,7 +46,7 @@ class Way:
     def travels(self) -> str:
         """How entries travel, in a word."""
         if self.method == "dense" or not self.exchange:
-            return "bf16" if self.exchange == "dense-bf16" else "fp32"
+            return EXCHANGES[self.exchange].whole if self.exchange else "fp32"
         return f"{self.values}+{self.encoding.indices}"
 
 
@@ -125,7 +124,8 @@ def _cost(
 ) -> tuple[Work, float, float]:
     """Of one bundle: local work, seconds on the network, and bytes that leave a rank."""
     task = _task(way, real, size, network)
-    found = legs(task.exchange, network, task.size, task.k, task.encoding)
+    exchange = EXCHANGES[task.exchange]
+    found = exchange.legs_on(network, task.size, task.k, task.encoding)
     if device.costs.agrees and found:
         found = [network.ring(AGREE * (network.workers - 1), network.workers - 1), *found]
     net = sum(map(network.seconds, found))
@@ -139,7 +139,7 @@ def _task(way: Way, real: int, size: int, network: Network) -> Task:
     cost, dense = EXCHANGES[way.exchange].bytes, EXCHANGES["dense"].bytes
     method = METHODS[way.method]
     room = method.share(method.room(k, size, {}), size, network.workers)
-    options = {"local": network.local} if way.exchange == "hierarchical" else {}
+    options = {"local": network.local} if EXCHANGES[way.exchange].has_nodes else {}
     sent = cost(network.workers, size, room, way.encoding, **options)
     if sent > dense(network.workers, size, k, way.encoding):
         # gradwire sends the bundle whole there, and says so.

@@ -7,7 +7,7 @@ from typing import Any
 from gradwire.plan.network import FASTEST, GOODPUT, show_link
 from gradwire.plan.predict import Prediction
 from gradwire.plan.rate import SLOWEST
-from gradwire.plan.ways import ARRIVES, BEST
+from gradwire.plan.ways import BEST, preference
 
 WORTH = 0.95
 """Compressing must save a twentieth of the step: it costs memory, and may cost accuracy."""
@@ -70,7 +70,7 @@ def recommend(predictions: Sequence[Prediction], at: At, min_density: float) -> 
     sparse = [
         p
         for p in predictions
-        if p.way.method in BEST and p.way.exchange in ARRIVES and p.way.density >= min_density
+        if p.way.method in BEST and preference(p.way) and p.way.density >= min_density
     ]
     if not sparse:
         return Recommendation(dense, "nothing else was asked for.", None)
@@ -89,7 +89,7 @@ def _loses(p: Prediction) -> tuple[float, int, int, int, float]:
     return (
         -way.density,
         LOSSES[way.values],
-        ARRIVES.index(way.exchange),
+        -preference(way),
         BEST.index(way.method),
         p.seconds,
     )

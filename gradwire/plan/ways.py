@@ -6,7 +6,6 @@ from gradwire.compress import METHODS
 from gradwire.config import Config
 from gradwire.errors import ConfigError, unknown
 from gradwire.exchange import EXCHANGES
-from gradwire.exchange.sketch_size import Table
 from gradwire.plan.network import Network
 from gradwire.plan.predict import Way
 
@@ -19,14 +18,11 @@ ENCODINGS = (
 )
 """Values and indices that are compared."""
 DENSITIES = (0.1, 0.01, 0.001)
-DENSE = (Way("dense", "dense"), Way("dense", "dense-bf16"))
+DENSE = tuple(Way("dense", name) for name, exchange in EXCHANGES.items() if exchange.whole)
 POWERSGD = ("powersgd-1", "powersgd-4")
 """PyTorch's hook, which is predicted for comparison."""
 BEST = ("topk", "gaussiank", "dgc", "trimmed", "mstopk")
 """Methods that choose the k largest: the others are predicted, never recommended."""
-ARRIVES = ("union", "allgather", "hierarchical", "oktopk", "gtopk")
-"""Exchanges that may be recommended, those first that take most out of the residuals in a step
-(docs/exchanges.md). Sketches find little in Gaussian gradients."""
 
 
 def all_ways(
@@ -58,8 +54,8 @@ def _of(
     if name in POWERSGD:
         yield Way(name, "")
         return
-    for exchange in [asked] if asked else [x for x in EXCHANGES if not x.startswith("dense")]:
-        if exchange == "hierarchical" and (network.local == 1 or network.nodes == 1):
+    for exchange in [asked] if asked else [x for x in EXCHANGES if not EXCHANGES[x].whole]:
+        if EXCHANGES[exchange].has_nodes and (network.local == 1 or network.nodes == 1):
             continue
         for values, indices in encodings:
             for density in densities:
@@ -74,10 +70,9 @@ def _indices(method: str, indices: str) -> str:
 
 
 def _works(way: Way) -> bool:
-    if way.exchange in ("sketched", "gs-sgd"):
-        table = Table()
-        if table.width(10**9) < 4 * way.density * 10**9 or way.indices != "int32":
-            return False
+    suits = EXCHANGES[way.exchange].suits
+    if suits is not None and not suits(way.density, way.indices):
+        return False
     try:
         Config(
             method=way.method,
@@ -89,3 +84,12 @@ def _works(way: Way) -> bool:
     except ConfigError:
         return False
     return True
+
+
+def preference(way: Way) -> int:
+    """How early the way's exchange is recommended; 0 for never.
+
+    First those that take most out of the residuals in a step (docs/exchanges.md). Sketches find
+    little in Gaussian gradients.
+    """
+    return EXCHANGES[way.exchange].preference if way.exchange else 0

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from gradwire.encode import Encoding
-from gradwire.exchange.sketch_size import Table
+from gradwire.exchange import EXCHANGES
+from gradwire.exchange.exchange import LocalTask, Received
 from gradwire.plan.machine import Machine
 from gradwire.plan.network import Network
 
@@ -47,61 +48,34 @@ def work(task: Task, device: Machine, network: Network) -> Work:
     That of an all-gather may go there at once. Whole vectors, as dense exchanges and sketches
     handle them, take a pass for every 12 bytes.
     """
-    copies = device.floor(task.size)
-    if task.exchange == "allgather":
-        copies *= device.costs.fill
-    if task.method == "dense":
-        return _dense(task, device, copies)
-    if task.exchange in ("sketched", "gs-sgd"):
-        return _by_sketch(task, device, copies)
-    compress = device.select(task.method, task.density, task.size)
-    encode = device.scaled(device.costs.encode[_packed(task.encoding)] * task.k)
-    decode = copies + device.scaled(_received(task, device, network))
-    if task.exchange == "gtopk":
-        decode += _merges(network.workers) * device.costs.merging
-    if task.exchange == "hierarchical":
-        # It adds up the node before it selects in its own part.
-        compress = 2 * device.floor(task.size)
-        compress += device.select("topk", task.density, task.size / network.local)
-        encode /= network.local
-    return Work(compress + device.bundle, encode, decode)
+    exchange, costs = EXCHANGES[task.exchange], device.costs
+    floor, packed = device.floor(task.size), _packed(task.encoding)
+    copies = floor * costs.fill if exchange.fills else floor
+    if exchange.whole:
+        # What is rounded is passed over twice.
+        passes = 1 if exchange.whole == "fp32" else 2
+        return Work(floor + device.bundle, passes * floor, copies + passes * floor)
+    ranks = network.workers
+    got = Received(ranks, network.nodes, task.k, costs.decode[packed], costs.add, costs.merge)
+    reading = exchange.received or _one_by_one
+    usual = Work(
+        device.select(task.method, task.density, task.size) + device.bundle,
+        device.scaled(costs.encode[packed] * task.k),
+        copies + device.scaled(reading(got)),
+    )
+    if exchange.work is None:
+        return usual
+    local = LocalTask(
+        task.size, task.k, ranks, network.local, device.bundle, floor, copies,
+        lambda density, entries: device.select("topk", density, entries),
+        device.scaled(costs.sketch), costs.merging,
+    )  # fmt: skip
+    return exchange.work(usual, local)
 
 
-def _merges(ranks: int) -> int:
-    """Rounds of a tree, and one before it for ranks that do not make a power of two."""
-    return ranks.bit_length() - 1 + (ranks & (ranks - 1) > 0)
-
-
-def _received(task: Task, device: Machine, network: Network) -> float:
-    """Nanoseconds on the reference device for what comes in: read it, merge it, add it up."""
-    costs, ranks, k = device.costs, network.workers, task.k
-    read = costs.decode[_packed(task.encoding)]
-    if task.exchange == "union":
-        return ranks * k * (read + costs.merge + costs.add)
-    if task.exchange == "gtopk":
-        # Each merge adds, selects, encodes, and subtracts what it cut.
-        return _merges(ranks) * 2 * k * (read + 10 * costs.merge) + k * costs.add
-    if task.exchange == "oktopk":
-        # Choices to their owners, sums back: about 1.5 k each, merged once each, and what is kept
-        # of the own choices is found again.
-        return 3 * k * (read + 18 * costs.merge) + k * costs.add
-    if task.exchange == "hierarchical":
-        return network.nodes * k * (read + costs.add)
-    return ranks * k * (read + costs.add)
-
-
-def _dense(task: Task, device: Machine, copies: float) -> Work:
-    rounds = 2 if task.exchange == "dense-bf16" else 1
-    floor = device.floor(task.size)
-    return Work(floor + device.bundle, rounds * floor, copies + rounds * floor)
-
-
-def _by_sketch(task: Task, device: Machine, copies: float) -> Work:
-    """Every entry into every row, and out of every row again."""
-    cells = device.scaled(device.costs.sketch * Table.rows * task.size)
-    many = Table().many(task.size, task.k)
-    chosen = device.select("topk", many / task.size, task.size)
-    return Work(device.floor(task.size) + device.bundle + chosen + cells, cells, copies)
+def _one_by_one(got: Received) -> float:
+    """Every rank's entries, read and added."""
+    return got.ranks * got.k * (got.read + got.add)
 
 
 def _packed(encoding: Encoding) -> bool:

@@ -8,18 +8,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gradwire.accumulate.layout import arrange
 from gradwire.errors import ConfigError
-from gradwire.plan.machine import Machine
 from gradwire.types import MAX_SIZE, Slot, align
-from gradwire.workbench.models import ModelSpec, spec
 
 BACKWARD = 2 / 3
 """The backward pass takes two of three multiplications."""
-FRAMES = 200
-"""Of a spoken sentence, where the network has no fixed input."""
 Shapes = tuple[tuple[int, ...], ...]
 PIECES = 256
 """A number of parameters is cut into so many, of one size."""
@@ -80,34 +76,6 @@ def _bundles(shapes: Shapes, weights: tuple[float, ...], limit: float) -> list[P
     ]
 
 
-def by_name(name: str, device: Machine, batch: int | None, seconds: float | None) -> Workload:
-    """A network of the workbench; its seconds, unless given, are FLOP / sustained FLOP/s."""
-    found = spec(name)
-    batch = found.batch if batch is None else batch
-    if batch < 1:
-        raise ConfigError(f"batch must be at least 1, got {batch}")
-    shapes, macs = _profile(name)
-    flops = 3 * 2 * batch * sum(macs)
-    return Workload(
-        name,
-        shapes,
-        _shares(macs),
-        flops / device.flops if seconds is None else _check_seconds(seconds),
-        seconds is not None,
-    )
-
-
-@lru_cache(maxsize=16)
-def _profile(name: str) -> tuple[Shapes, tuple[float, ...]]:
-    """Shape and multiplications of each parameter, the last layer's first."""
-    found = spec(name)
-    with torch.device("meta"):
-        model = found.build()
-    macs = _macs(model, found)
-    own = [(n, tuple(p.shape)) for n, p in model.named_parameters() if p.requires_grad][::-1]
-    return tuple(shape for _, shape in own), tuple(macs.get(name, 0.0) for name, _ in own)
-
-
 def by_shapes(shapes: Sequence[Sequence[int]], name: str, seconds: float | None) -> Workload:
     """Parameters of these shapes, first layer first; gradients come at an even pace."""
     own = tuple(tuple(map(int, shape)) for shape in shapes)[::-1]
@@ -116,7 +84,7 @@ def by_shapes(shapes: Sequence[Sequence[int]], name: str, seconds: float | None)
         raise ConfigError(f"{name}: no parameters, or one without entries")
     if seconds is None:
         raise ConfigError(f"{name}: the time of a step is not known from shapes: give step_seconds")
-    return Workload(name, own, _shares(sizes), _check_seconds(seconds), True)
+    return Workload(name, own, shares(sizes), check_seconds(seconds), True)
 
 
 def by_file(path: Path, seconds: float | None) -> Workload:
@@ -153,47 +121,14 @@ def _shapes(saved: Any, path: Path) -> Iterator[Sequence[int]]:
             raise ConfigError(f"{path} holds {shape!r}, which is neither a shape nor a tensor")
 
 
-def _macs(model: nn.Module, found: ModelSpec) -> dict[str, float]:
-    """Multiplications of one example's forward pass, by name of the weight."""
-    out: dict[str, float] = {}
-    handles = []
-
-    def count(name: str) -> Any:
-        def hook(module: nn.Module, _: Any, output: Any) -> None:
-            y = output[0] if isinstance(output, tuple) else output
-            channels = y.shape[-1] if not isinstance(module, nn.Conv1d | nn.Conv2d) else y.shape[1]
-            for own, parameter in module.named_parameters(recurse=False):
-                if parameter.dim() > 1:
-                    key = f"{name}.{own}" if name else own
-                    out[key] = out.get(key, 0.0) + parameter.numel() * (y.numel() // channels)
-
-        return hook
-
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Linear | nn.LSTM):
-            handles.append(module.register_forward_hook(count(name)))
-    with torch.no_grad():
-        model.eval()(*_inputs(found, next(model.parameters()).dtype))
-    for handle in handles:
-        handle.remove()
-    return out
-
-
-def _inputs(found: ModelSpec, dtype: torch.dtype) -> list[Tensor]:
-    if found.task == "language":
-        return [torch.zeros(1, *found.shape, dtype=torch.long, device="meta")]
-    if found.task == "speech":
-        lengths = torch.full((1,), FRAMES, dtype=torch.int64, device="meta")
-        return [torch.zeros(1, *found.shape, FRAMES, dtype=dtype, device="meta"), lengths]
-    return [torch.zeros(1, *found.shape, dtype=dtype, device="meta")]
-
-
-def _shares(weights: Sequence[float]) -> tuple[float, ...]:
+def shares(weights: Sequence[float]) -> tuple[float, ...]:
+    """Of each weight in their sum."""
     total = sum(weights)
     return tuple(w / total for w in weights)
 
 
-def _check_seconds(seconds: float) -> float:
+def check_seconds(seconds: float) -> float:
+    """Raise ConfigError unless a step can take so long."""
     if not 0 <= seconds < math.inf:
         raise ConfigError(f"step_seconds must be 0 or more, got {seconds!r}")
     return float(seconds)

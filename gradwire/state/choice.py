@@ -49,8 +49,9 @@ def _choose(bundle: Bundle, config: Config, density: float, ranks: int, flush: b
     k = entries(density, bundle.entries)
     reason = _why_dense(bundle, config, density, k, ranks, flush)
     if reason:
-        rounds = config.exchange == "dense-bf16" and reason != "flush"
-        return Choice(bundle.size, "dense-bf16" if rounds else "dense", reason)
+        # What a flush sends must arrive as it is, so that nothing is kept.
+        as_asked = EXCHANGES[config.exchange].whole and reason != "flush"
+        return Choice(bundle.size, config.exchange if as_asked else "dense", reason)
     looks = EXCHANGES[config.exchange].chooses
     method = METHODS[config.method]
     device, options = bundle.buffer.device, config.method_options

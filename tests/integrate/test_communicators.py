@@ -1,5 +1,6 @@
 """attach makes process groups of its own; after detach they do not add up."""
 
+import itertools
 import os
 import threading
 import time
@@ -173,7 +174,9 @@ def closed(rank, way, fields):
 )
 def test_close_gives_threads_and_descriptors_back(ranks, way, fields):
     for counts in ranks.run(2, closed, way, fields):
-        assert counts[1:] == [counts[1]] * (ROUNDS - 1)
+        # Fewer are allowed: what an earlier test left may go meanwhile.
+        for before, after in itertools.pairwise(counts[1:]):
+            assert all(b >= a for b, a in zip(before, after, strict=True)), counts
 
 
 def closed_by_one(rank):

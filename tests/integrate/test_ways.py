@@ -374,5 +374,5 @@ def test_average_names_what_is_wrong_with_gradients(ranks):
     for said in ranks.run(2, other_gradients):
         assert said[0].startswith("average needs a tensor for every name, got None for b")
         assert said[1] == "w is torch.bfloat16, before torch.float32"
-        assert "rank 1 has entries" in said[2]
+        assert "rank 1 has flush 1" in said[2]
         assert "All ranks must run the same steps and call save, load" in said[2]

@@ -4,14 +4,9 @@ import pytest
 
 from gradwire.encode import Encoding
 from gradwire.exchange import EXCHANGES
-from gradwire.plan.legs import LEGS, legs
 from gradwire.plan.network import Leg, Network
 
 KINDS = [("fp32", "int32"), ("bf16", "packed"), ("int8", "packed"), ("fp32", "common")]
-
-
-def test_every_exchange_has_legs():
-    assert set(LEGS) == set(EXCHANGES)
 
 
 @pytest.mark.parametrize("name", sorted(EXCHANGES))
@@ -20,12 +15,12 @@ def test_the_legs_add_up_to_the_bytes_and_rounds_of_the_exchange(name, ranks):
     exchange = EXCHANGES[name]
     local = 2 if ranks % 2 == 0 else 1
     network = Network(ranks, ranks // local, rate=1e9)
-    options = {"local": local} if name == "hierarchical" else {}
+    options = {"local": local} if exchange.has_nodes else {}
     for values, indices in KINDS:
         if values not in exchange.values:
             continue
         encoding = Encoding(values, indices)
-        found = legs(name, network, 100_032, 1_000, encoding)
+        found = exchange.legs_on(network, 100_032, 1_000, encoding)
         assert sum(leg.bytes for leg in found) == exchange.bytes(
             ranks, 100_032, 1_000, encoding, **options
         )
@@ -33,7 +28,8 @@ def test_the_legs_add_up_to_the_bytes_and_rounds_of_the_exchange(name, ranks):
 
 
 def test_one_worker_sends_nothing():
-    assert legs("allgather", Network(1, 1, rate=1e9), 1000, 10, Encoding()) == []
+    for exchange in EXCHANGES.values():
+        assert exchange.legs_on(Network(1, 1, rate=1e9), 1000, 10, Encoding()) == []
 
 
 def test_a_nodes_link_is_shared_by_its_ranks():

@@ -9,7 +9,7 @@ import gradwire
 from gradwire.errors import ConfigError
 from gradwire.plan.network import link_rate
 from gradwire.plan.rate import parse_time
-from gradwire.plan.ways import ARRIVES
+from gradwire.plan.ways import preference
 
 TOPK = {"methods": ("topk",), "gpu": "v100"}
 
@@ -37,7 +37,7 @@ def test_a_fast_link_is_not_worth_compressing_for_and_it_says_from_where_on():
     assert chosen.fields["method"] == "dense"
     assert chosen.reason.startswith("do not compress")
     assert "Compressing would pay below" in chosen.reason
-    sparse = [p for p in found.predictions if p.way.exchange in ARRIVES]
+    sparse = [p for p in found.predictions if preference(p.way)]
     fastest = min(sparse, key=lambda p: p.seconds).way
     assert f"{fastest.name} at density {fastest.density:g}" in chosen.reason
     turn = 8 * chosen.changes_at / 0.956

@@ -11,7 +11,8 @@ from gradwire.plan.machine import CPU, CUDA, MACHINES, Machine, machine
 from gradwire.plan.network import Network
 from gradwire.plan.predict import Way, predict
 from gradwire.plan.work import Work
-from gradwire.plan.workload import by_count, by_name, by_shapes
+from gradwire.plan.workload import by_count, by_shapes
+from gradwire.workbench.models.workload import by_name
 
 FREE = Machine("free", 1e30, 1e30, replace(CUDA, bundle=0.0))
 NETWORK = Network(4, 4, rate=1e6, latency=0.0)

@@ -53,6 +53,10 @@ class Part:
             self.came, self.certain = grad.stride(), True
             return self.came
         fits = [s for s in _orders(now, slot) if _is_same(self._view(s), grad)]
+        if not fits and not self.part.any():
+            # Join: a rank without data left takes part with zeros, and reads no answer.
+            self.came = slot.stride
+            return slot.stride
         if not fits:
             raise AttachError(
                 f"DDP's bucket does not hold the gradient of {self.name!r}, or in an order that "

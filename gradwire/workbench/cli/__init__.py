@@ -3,12 +3,17 @@
 import sys
 
 from gradwire.errors import GradwireError
+from gradwire.version import __version__
 
 NEEDED = ("typer", "rich")
 
 
 def main() -> None:
     """Runs the command line; a user's mistake is one line and exit code 2, never a traceback."""
+    if sys.argv[1:] == ["--version"]:
+        # Here, because the commands import torch, which takes seconds.
+        print(f"gradwire {__version__}")
+        raise SystemExit(0)
     try:
         from gradwire.workbench.cli.app import app
     except ModuleNotFoundError as error:

@@ -123,7 +123,7 @@ def _check(what: str, as_json: bool) -> None:
 
 def _measure() -> dict[str, Any] | None:
     """What the ranks found out; None on all but the first, who have nothing to say."""
-    from gradwire.plan.measure import between_ranks
+    from gradwire.workbench.cli.plan_measure import between_ranks
     from gradwire.workbench.train.launch import launch
     from gradwire.workbench.train.place import under_torchrun
 

@@ -17,15 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from gradwire.errors import ConfigError, LabError
-from gradwire.plan.rate import (
-    parse_rate,
-    parse_time,
-    round_trip,
-    show_rate,
-    show_time,
-    transfer_rate,
-)
+from gradwire.plan.rate import parse_rate, parse_time, show_rate, show_time
 from gradwire.workbench.lab.delay import Delay
+from gradwire.workbench.lab.tcp import round_trip, transfer_rate
 
 PREFIX = "gradwire"
 LINK = "gw0"

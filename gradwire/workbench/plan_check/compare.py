@@ -13,7 +13,7 @@ from gradwire.plan.network import LATENCY, Network
 from gradwire.plan.powersgd import rank_of
 from gradwire.plan.predict import Prediction, Way, predict
 from gradwire.plan.work import Work
-from gradwire.plan.workload import by_name
+from gradwire.workbench.models.workload import by_name
 
 TORCH = {"dense": Way("dense", "dense"), "bf16": Way("dense", "dense-bf16")}
 """PyTorch's own hooks, which send the same bytes."""

@@ -6,9 +6,10 @@ from gradwire.plan.machine import machine
 from gradwire.plan.network import Network, link_rate
 from gradwire.plan.planner import plan_for
 from gradwire.plan.predict import Way
-from gradwire.plan.workload import by_count, by_name
+from gradwire.plan.workload import by_count
 from gradwire.workbench.bench.job import Job
 from gradwire.workbench.bench.start import bench_step
+from gradwire.workbench.models.workload import by_name
 from gradwire.workbench.plan_check import paper
 from gradwire.workbench.plan_check.compare import compare
 from gradwire.workbench.report.chart import GREY, Chart, Line

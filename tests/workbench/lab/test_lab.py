@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from gradwire.errors import ConfigError, LabError
-from gradwire.plan.rate import parse_rate, round_trip, show_rate, show_time
+from gradwire.plan.rate import parse_rate, show_rate, show_time
 from gradwire.workbench.lab import lab as plumbing
 from gradwire.workbench.lab.lab import NAMESPACES, Lab, check_memory, remove_left
 from gradwire.workbench.lab.processes import check_command, rank_environment, run_ranks
+from gradwire.workbench.lab.tcp import round_trip
 
 
 def why_not():
