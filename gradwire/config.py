@@ -4,11 +4,12 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from gradwire.accumulate.momentum import Correction
 from gradwire.accumulate.schedule import Schedule
-from gradwire.compress import METHODS
+from gradwire.compress import METHODS, BoundMethod
 from gradwire.encode import Encoding
 from gradwire.errors import ConfigError
 from gradwire.exchange import EXCHANGES
@@ -141,29 +142,36 @@ class Config:
         ):
             object.__setattr__(self, name, value)
 
-    @property
+    # Asked for by every bundle in every step.
+
+    @cached_property
     def schedule(self) -> Schedule:
         return Schedule(self.density, self.dense_steps, self.warmup, self.warmup_steps)
 
-    @property
-    def method_options(self) -> dict[str, Any]:
-        """Those of `options` that are the method's."""
-        return {k: v for k, v in self.options.items() if k in METHODS[self.method].options}
+    @cached_property
+    def bound_method(self) -> BoundMethod:
+        """The method with its options."""
+        method = METHODS[self.method]
+        return method.bind({k: v for k, v in self.options.items() if k in method.options})
 
-    @property
+    @cached_property
     def exchange_options(self) -> dict[str, Any]:
         """Those of `options` that are the exchange's."""
         return {k: v for k, v in self.options.items() if k in EXCHANGES[self.exchange].options}
 
-    @property
+    @cached_property
     def correction(self) -> Correction:
         return Correction(self.momentum, self.nesterov, self.masking, self.clip)
 
-    @property
+    @cached_property
     def encoding(self) -> Encoding:
         """How messages travel; without indices where the method makes them common."""
-        common = METHODS[self.method].common(self.method_options)
-        return Encoding(self.values, "common" if common else self.indices, self.rounding)
+        indices = "common" if self.bound_method.is_common else self.indices
+        return Encoding(self.values, indices, self.rounding)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The fields alone: what is derived of them may hold functions that cannot be pickled.
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
 
     def asdict(self) -> dict[str, Any]:
         """The fields as plain JSON values."""

@@ -1,111 +1,166 @@
-"""The path of one bundle. Read this first.
+"""The path of one bundle through one step. Read this first.
 
 gradient -> accumulate -> compress -> encode -> exchange -> decode -> averaged gradient
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from gradwire import encode as messages
 from gradwire.accumulate.bundle import Bundle
 from gradwire.accumulate.momentum import to_mask
-from gradwire.compress import METHODS
+from gradwire.compress.method import BoundMethod
 from gradwire.config import Config
-from gradwire.encode import encode
+from gradwire.encode.message import Message
 from gradwire.encode.noise import next_noise
-from gradwire.exchange import EXCHANGES
+from gradwire.exchange import EXCHANGES, Exchange, Outcome
 from gradwire.kernels.scan import Piece
 from gradwire.kernels.target import Target
 from gradwire.ranks.group import Group
 from gradwire.stages import stage
 from gradwire.state.choice import Choice
-from gradwire.types import Delivered, Scan, Slot, Sparse, padding
+from gradwire.types import Entries, Scan, Slot, Sparse, padding
 
 
-def average(
-    bundle: Bundle,
-    pieces: Sequence[Piece],
-    choice: Choice,
-    config: Config,
-    group: Group,
-    skipped: Tensor,
-    scale: Tensor | None = None,
-    unused: Sequence[Slot] = (),
-    in_place: bool = False,
-) -> Tensor | None:
-    """The mean over all ranks of gradient + residual, as far as it was sent; the rest is kept.
+@dataclass(frozen=True)
+class Step:
+    """One bundle in one step, and all that its stages need to know.
 
-    With momentum correction it is momentum + residual.
-    Returns a flat vector in the gradient's dtype and loss scale, NaN when a rank was not finite.
-    in_place: it may go into `pieces` instead, where that takes no copy; then None is returned.
+    pieces: its gradient. choice: how many entries, by which exchange. skipped: True (0-d) if the
+    optimiser did not take the last step. into: the place that the mean is wanted in.
+    scale: the loss scale of gradient and mean. unused: the parameters that no rank used.
     """
-    exchange, method = EXCHANGES[choice.exchange], METHODS[config.method]
+
+    bundle: Bundle
+    pieces: Sequence[Piece]
+    choice: Choice
+    config: Config
+    group: Group
+    skipped: Tensor
+    into: Target
+    scale: Tensor | None = None
+    unused: Sequence[Slot] = ()
+
+    @property
+    def method(self) -> BoundMethod:
+        return self.config.bound_method
+
+    @property
+    def scheme(self) -> Exchange:
+        return EXCHANGES[self.choice.exchange]
+
+    @cached_property
+    def mean(self) -> Target:
+        """Where an exchange that fills a target writes: to `into` unless the mean changes there."""
+        plain = self.bundle.dtype == torch.float32 and self.scale is None and not self.bundle.masks
+        return self.into if plain else Target(self.bundle.size, self.bundle.u.device)
+
+
+def average(step: Step) -> None:
+    """Put the mean over all ranks of what they send of u into `step.into`, and keep the rest."""
+    scan = accumulate(step)
+    sparse = compress(step, scan)
+    message = encode(step, sparse, scan)
+    outcome = exchange(step, message)
+    decode(step, sparse, outcome)
+
+
+def accumulate(step: Step) -> Scan:
+    """u = gradient + residual; with momentum correction, momentum + residual."""
+    bundle, choice = step.bundle, step.choice
     with stage("accumulate"):
-        if not choice.reason and not exchange.chooses:
-            method.begin(bundle.u, choice.k, bundle.memory, config.method_options)
-        unscale = None if scale is None else scale.reciprocal()
-        scan = bundle.accumulate(pieces, choice.group, skipped, unscale, unused, choice.rough)
-        into = []
-        if exchange.fills:
-            as_it_is = bundle.dtype == torch.float32 and scale is None and not bundle.masks
-            into = [Target(bundle.size, bundle.u.device, pieces if in_place and as_it_is else ())]
-            into[0].clear()
-    sparse = None
-    if not choice.reason:
-        with stage("compress"):
-            sparse = _compress(bundle, choice, config, scan)
+        if choice.selects:
+            step.method.prefetch(bundle.u, choice.k, bundle.memory)
+        unscale = None if step.scale is None else step.scale.reciprocal()
+        scan = bundle.accumulate(
+            step.pieces, choice.block, step.skipped, unscale, step.unused, choice.maxima16
+        )
+        if step.scheme.fills:
+            # Zeroed beside the stages that follow, because the mean is zero nearly everywhere.
+            step.mean.clear()
+    return scan
+
+
+def compress(step: Step, scan: Scan) -> Sparse | None:
+    """Choose the entries that this rank sends; None when all of u is sent."""
+    bundle, choice = step.bundle, step.choice
+    if choice.reason:
+        return None
+    with stage("compress"):
+        if not choice.selects:
+            # The exchange looks at u itself. The message only makes room for k entries.
+            return padding(choice.k, bundle.u)
+        return step.method.choose(bundle.u, choice.k, bundle.memory, scan)
+
+
+def encode(step: Step, sparse: Sparse | None, scan: Scan) -> Message:
+    """Write the message, with values rounded as the config says."""
+    bundle, config = step.bundle, step.config
     with stage("encode"):
         stochastic = sparse is not None and config.rounding == "stochastic"
         noise = next_noise(bundle.memory, bundle.u.device) if stochastic else None
-        message = encode(sparse, scan.finite, config.encoding, bundle.size, noise)
+        message = messages.encode(sparse, scan.finite, config.encoding, bundle.size, noise)
         if sparse is not None and config.values != "fp32":
-            bundle.note_rounding(sparse.values, message.delivered.values)
-    options = {} if choice.reason else config.exchange_options
-    outcome = exchange.run(message, bundle.u, group, bundle.memory, *into, **options)
+            bundle.tally.note_rounding(sparse.values, message.delivered.values)
+    return message
+
+
+def exchange(step: Step, message: Message) -> Outcome:
+    """Agree with all ranks on the mean, and learn what left this rank."""
+    options = {} if step.choice.reason else step.config.exchange_options
+    target = (step.mean,) if step.scheme.fills else ()
+    return step.scheme.run(
+        message, step.bundle.u, step.group, step.bundle.memory, *target, **options
+    )
+
+
+def decode(step: Step, sparse: Sparse | None, outcome: Outcome) -> None:
+    """Put the mean where it is wanted, and remember what left this rank."""
+    bundle, method, sent = step.bundle, step.method, outcome.delivered
     with stage("decode"):
-        update, ok, loss = finish(outcome.update, outcome.ok, bundle.dtype, scale)
-        sent = outcome.delivered
-        indices, values = (sent.indices, sent.values) if isinstance(sent, Sparse) else (None, sent)
-        if isinstance(sent, Sparse):
-            bundle.note_sent(sent.count)
-        forget = sparse is not None and not method.feedback(config.method_options)
+        ok, rounding = outcome.ok, None
+        if outcome.update is not None:
+            update, ok, rounding = to_gradient(outcome.update, ok, bundle.dtype, step.scale)
+            step.into.put(update)
         masked = None
         if sparse is not None and bundle.masks:
-            assert outcome.update is not None
-            masked = to_mask(outcome.update, sent if isinstance(sent, Sparse) else sparse)
-        bundle.delivered = Delivered(ok, indices, values, loss, masked, forget)
-        if method.learns is not None and sparse is not None and isinstance(sent, Sparse):
-            method.learns(bundle.memory, sent, choice.k)
-        if isinstance(sent, Sparse) and exchange.chooses and config.values != "fp32":
-            bundle.note_rounding(bundle.buffer[sent.indices], sent.values)
-        if outcome.leaked is not None:
-            bundle.leaked += outcome.leaked
-    return update
+            assert outcome.update is not None, "an exchange writes to its own target then"
+            masked = to_mask(outcome.update, sent.sparse if isinstance(sent, Entries) else sparse)
+        forget = sparse is not None and not method.keeps_rest
+        bundle.deliver(sent, ok, rounding, masked, forget)
+        _note(step, sparse, outcome)
 
 
-def _compress(bundle: Bundle, choice: Choice, config: Config, scan: Scan) -> Sparse:
-    if EXCHANGES[choice.exchange].chooses:
-        # The exchange looks at u itself: of the message it needs the room for k entries only.
-        return padding(choice.k, bundle.u)
-    run = METHODS[config.method].run
-    return run(bundle.u, choice.k, bundle.memory, scan, **config.method_options)
+def _note(step: Step, sparse: Sparse | None, outcome: Outcome) -> None:
+    """Count for the statistics, and tell the method what all ranks agreed on."""
+    tally, sent = step.bundle.tally, outcome.delivered
+    if isinstance(sent, Entries):
+        tally.note_sent(sent.sparse.count)
+        if sparse is not None:
+            step.method.learn(step.bundle.memory, sent.sparse, step.choice.k)
+        if step.scheme.chooses and step.config.values != "fp32":
+            tally.note_rounding(step.bundle.buffer[sent.sparse.indices], sent.sparse.values)
+    if outcome.leaked is not None:
+        tally.leaked += outcome.leaked
 
 
-def finish(
-    update: Tensor | None, ok: Tensor, dtype: torch.dtype, scale: Tensor | None
-) -> tuple[Tensor | None, Tensor, Tensor | None]:
-    """The update as the optimiser gets it, whether it can be used, and what rounding it lost.
+def to_gradient(
+    mean: Tensor, ok: Tensor, dtype: torch.dtype, scale: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the mean in the gradient's dtype and loss scale, if it is usable, and what rounding
+    took away (None for fp32).
 
-    Every rank keeps the same loss, so the mean of the residuals grows by just that.
+    Every rank keeps the same rounding, so the mean of the residuals grows by just that.
     """
-    if update is None:
-        return None, ok, None
-    scaled = update if scale is None else update * scale
+    scaled = mean if scale is None else mean * scale
     if dtype == torch.float32:
         return scaled, ok, None
     rounded = scaled.to(dtype)
     ok = ok & torch.isfinite(rounded).all()
     seen = rounded.float() if scale is None else rounded.float() / scale
     rounded = torch.where(ok, rounded, float("nan"))
-    return rounded, ok, update - seen
+    return rounded, ok, mean - seen

@@ -78,7 +78,8 @@ def check_options(options: Mapping[str, Any], method: str, exchange: str = "") -
         if not fits or (isinstance(value, bool) and wanted is not bool):
             owner = _owner(name, method, exchange)
             raise ConfigError(f"option {name} of {owner} must be {wanted.__name__}, got {value!r}")
-    METHODS[method].check({k: v for k, v in options.items() if k in METHODS[method].options})
+    chosen = METHODS[method]
+    chosen.check_options({k: v for k, v in options.items() if k in chosen.options})
 
 
 def _owner(name: str, method: str, exchange: str) -> str:

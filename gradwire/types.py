@@ -1,6 +1,8 @@
 """The few types that travel along the path."""
 
-from collections.abc import Sequence
+import functools
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,28 @@ entries never spans two parameters and their gradients may arrive in separate pi
 
 MAX_SIZE = 2**31 - 1
 """Entries in one bundle: indices travel as int32."""
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A function under a name that users give, with keyword-only arguments as its options."""
+
+    run: Callable[..., Any]
+
+    @property
+    def name(self) -> str:
+        return self.run.__name__.replace("_", "-")
+
+    @property
+    def summary(self) -> str:
+        """The first line of the function's docstring, for `gradwire methods`."""
+        return (inspect.getdoc(self.run) or "").splitlines()[0]
+
+    @functools.cached_property
+    def options(self) -> dict[str, Any]:
+        """The keyword-only arguments of the function, with their defaults."""
+        parameters = inspect.signature(self.run).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 def align(n: int) -> int:
@@ -66,14 +90,14 @@ def padding(capacity: int, u: Tensor) -> Sparse:
 class Scan:
     """What one pass over u learned, for the methods that can use it.
 
-    `maxima[j]` is max |u| over entries [j * group, (j + 1) * group), as int16 the 16 bits after its
-    sign. `finite` is a 0-d bool tensor: whether every gradient entry that came in was finite.
+    `maxima[j]` is max |u| over entries [j * block, (j + 1) * block), as int16 the 16 bits after its
+    sign. `finite` is a 0-d bool tensor, True if every gradient entry that came in was finite.
     `edge` is to be told where the winners of this step end.
     """
 
     finite: Tensor
     maxima: Tensor | None = None
-    group: int = 0
+    block: int = 0
     edge: "Edge | None" = None
 
 
@@ -93,8 +117,8 @@ class Memory(dict[str, Tensor]):
         """Where each parameter begins."""
         self.fixed: dict[str, Tensor] = {}
         """What a method derives from the layout and the number of workers; not checkpointed."""
-        self.early: dict[str, Beside[Any]] = {}
-        """What a method has begun before u was there; gone when the step is over."""
+        self.prefetched: dict[str, Beside[Any]] = {}
+        """Work that a method has begun before u was there; empty when the step is over."""
         self._ends: Tensor | None = None
 
     def lay_out(self, slots: Sequence["Slot"], device: torch.device) -> None:
@@ -119,22 +143,27 @@ class Memory(dict[str, Tensor]):
         return () if self._ends is None else (self._ends, self._shifts)
 
 
-@dataclass
-class Delivered:
-    """What left this worker in the last step, until it is known that the step happened.
+@dataclass(frozen=True)
+class Everything:
+    """All of u left this rank, unchanged."""
 
-    `indices` None means every entry, `values` None just as it was. `ok` (0-d bool) is False where
-    some rank was not finite: then nothing was delivered, and the step counts as skipped. `loss` is
-    what rounding the mean into the gradient's dtype took away. `masked` is where momentum ends.
-    `forget`: without error feedback nothing stays, also of a step that was skipped.
-    """
 
-    ok: Tensor
-    indices: Tensor | None = None
-    values: Tensor | None = None
-    loss: Tensor | None = None
-    masked: Tensor | None = None
-    forget: bool = False
+@dataclass(frozen=True)
+class Rounded:
+    """All of u left this rank; receivers see `values`, flat fp32."""
+
+    values: Tensor
+
+
+@dataclass(frozen=True)
+class Entries:
+    """Some entries of u left this rank; receivers see the values of `sparse`."""
+
+    sparse: Sparse
+
+
+Delivered = Everything | Rounded | Entries
+"""The part of u that left this rank in a step, as receivers see it: the residual is u less this."""
 
 
 @dataclass(frozen=True)

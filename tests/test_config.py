@@ -165,7 +165,7 @@ def test_schedule():
 
 def test_options_of_exchanges():
     config = Config(method="randk/gtopk", options={"seed": 3, "merge": "paper"})
-    assert config.method_options == {"seed": 3}
+    assert config.bound_method.options["seed"] == 3
     assert config.exchange_options == {"merge": "paper"}
     assert configure(None, {"exchange": "gs-sgd", "rows": 3}).options == {"rows": 3}
     assert configure(None, {"method": "topk/gs-sgd", "ratio": 5}).options == {"ratio": 5}

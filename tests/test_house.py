@@ -13,7 +13,7 @@ import gradwire
 PACKAGE = Path(gradwire.__file__).parent
 MOST = 25
 """Entries of the package's own folder."""
-LOADED = 155
+LOADED = 158
 """Modules after `from gradwire import *`: as few as it has taken so far."""
 ASKS = {("plan/planner.py", "gradwire.workbench.models.workload")}
 """Where the library asks the workbench, while a function runs: `gradwire.plan`, for a name."""

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gradwire.types import Delivered
+from gradwire.accumulate.delivery import Pending
 
 
-class Skips:
+class StepStatus:
     """What became of the last step, and how many were passed over: decided on the device.
 
     Either the user said so, or a bundle came back NaN, or the GradScaler found an infinite gradient
@@ -21,8 +21,8 @@ class Skips:
 
     def __init__(self, scaler: Any, optimizer: Optimizer | None) -> None:
         self.scaler = scaler
-        self.taken: Taken | None = None
-        """Looks on whether that optimiser steps, where the scaler serves others too."""
+        self.optimizer_watch: OptimizerWatch | None = None
+        """Records if this optimiser stepped: a scaler that serves several does not say which."""
         self.by_user = False
         self.scale: Tensor | None = None
         """The scaler's, in this step."""
@@ -39,15 +39,15 @@ class Skips:
         self.before = torch.zeros((), dtype=torch.bool, device=device)
         """Whether the step before this one was skipped, as this one found when it began."""
         if self._optimizer is not None:
-            self.taken = Taken(self._optimizer, device)
+            self.optimizer_watch = OptimizerWatch(self._optimizer, device)
 
-    def begin(self, delivered: Sequence[Delivered]) -> None:
-        """Another step begins, after one that delivered this."""
-        self.before = self.now(delivered)
+    def begin(self, pending: Sequence[Pending]) -> None:
+        """Note that a step begins; `pending` is what the last one delivered."""
+        self.before = self.now(pending)
         self.count += self.before
         self.by_user = False
-        if self.taken is not None:
-            self.taken.flag.zero_()
+        if self.optimizer_watch is not None:
+            self.optimizer_watch.stepped.zero_()
         self.scale = self._current_scale()
         self._old_scale = None
         if self._is_on:
@@ -68,16 +68,20 @@ class Skips:
     def _is_on(self) -> bool:
         return self.scaler is not None and bool(self.scaler.is_enabled())
 
-    def now(self, delivered: Sequence[Delivered]) -> Tensor:
+    def now(self, pending: Sequence[Pending]) -> Tensor:
         """Whether the last step was skipped, as far as it is known by now (0-d bool)."""
-        if not delivered:
+        if not pending:
             return torch.zeros((), dtype=torch.bool, device=self._device)
-        skipped = ~torch.stack([d.ok for d in delivered]).all()
+        skipped = ~torch.stack([p.ok for p in pending]).all()
         if self.by_user:
             skipped = torch.ones_like(skipped)
         overflow = self._overflow()
         if overflow is not None:
-            skipped = skipped | (overflow if self.taken is None else overflow & ~self.taken.flag)
+            skipped = skipped | (
+                overflow
+                if self.optimizer_watch is None
+                else overflow & ~self.optimizer_watch.stepped
+            )
         return skipped
 
     def _overflow(self) -> Tensor | None:
@@ -105,20 +109,20 @@ class Skips:
         return None if scale is None else scale.detach().to(self._device, torch.float32).clone()
 
     def close(self) -> None:
-        if self.taken is not None:
-            self.taken.remove()
+        if self.optimizer_watch is not None:
+            self.optimizer_watch.remove()
 
 
-class Taken:
+class OptimizerWatch:
     """Looks on while an optimiser steps.
 
     A GradScaler that serves several adds up what it found for each of them.
     """
 
     def __init__(self, optimizer: Optimizer, device: torch.device) -> None:
-        self.flag = torch.zeros((), dtype=torch.bool, device=device)
+        self.stepped = torch.zeros((), dtype=torch.bool, device=device)
         """Whether it has stepped since the last exchange."""
-        self._handle = optimizer.register_step_post_hook(functools.partial(_note, self.flag))
+        self._handle = optimizer.register_step_post_hook(functools.partial(_note, self.stepped))
 
     def remove(self) -> None:
         self._handle.remove()

@@ -20,7 +20,7 @@ def bisect(u: Tensor, k: int, memory: Memory, scan: Scan | None = None) -> Spars
     """
     if k == 0:
         return beyond(u, u.new_zeros(()), 0, scan)
-    known = () if scan is None else (scan.maxima, scan.group, scan.edge)
+    known = () if scan is None else (scan.maxima, scan.block, scan.edge)
     indices, values = kernels.select(u, room(k, u.numel(), MOST), *known)
     edge = () if scan is None else (scan.edge,)
     found = kernels.halve(u, stride(u.numel(), SEEN), indices, values, k, *edge)

@@ -24,8 +24,8 @@ def chunked(
     last whole chunk gives its share, at least one. Ties go to the smaller index.
     """
     each, last = shares(k, u.numel(), chunk)
-    maxima, group = (scan.maxima, scan.group) if scan is not None else (None, 0)
-    indices, values = kernels.chunks(u, chunk, each, last, maxima, group)
+    maxima, block = (scan.maxima, scan.block) if scan is not None else (None, 0)
+    indices, values = kernels.chunks(u, chunk, each, last, maxima, block)
     return Sparse(indices, values, constant(indices.numel(), u.device), u.numel())
 
 
@@ -38,19 +38,19 @@ def shares(k: int, size: int, chunk: int) -> tuple[int, int]:
     return min(chunk, each), min(rest, last)
 
 
-def chunked_room(k: int, size: int, options: Mapping[str, Any]) -> int:
+def chunked_capacity(k: int, size: int, options: Mapping[str, Any]) -> int:
     """Entries that all chunks give together."""
     each, last = shares(k, size, options["chunk"])
     return size // options["chunk"] * each + last
 
 
-def chunked_group(k: int, size: int, device: torch.device, options: Mapping[str, Any]) -> int:
-    """A group that divides the chunk."""
+def chunked_block(k: int, size: int, device: torch.device, options: Mapping[str, Any]) -> int:
+    """Return a block size that divides the chunk."""
     return chunk_group(options["chunk"], shares(k, size, options["chunk"])[0], device)
 
 
-def check_chunked(options: Mapping[str, Any]) -> None:
-    """Raises for a chunk that cannot give an entry."""
-    chunk = options.get("chunk", 1)
+def check_chunked(options: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a chunk that cannot give an entry."""
+    chunk = options["chunk"]
     if chunk < 1:
         raise ConfigError(f"chunk must be at least 1 entry, got {chunk}")

@@ -38,9 +38,9 @@ def dgc(
     return beyond(u, level(u, scan, Rule.LIST, k, listed=listed), k, scan)
 
 
-def check_dgc(options: Mapping[str, Any]) -> None:
-    """Raises for a share that is none."""
-    share = options.get("sample", 0.0)
+def check_dgc(options: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a sample that is no share."""
+    share = options["sample"]
     if not 0 <= share <= 1:
         raise ConfigError(
             f"sample of dgc must be a share in (0, 1], or 0 for max(0.01, 2 / k); got {share!r}"

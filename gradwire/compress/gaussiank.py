@@ -50,28 +50,28 @@ def gaussiank(
     return beyond(u, found[-1], room(k, u.numel(), capacity), scan)
 
 
-def gaussiank_room(k: int, size: int, options: Mapping[str, Any]) -> int:
+def gaussiank_capacity(k: int, size: int, options: Mapping[str, Any]) -> int:
     """k, or what the variants that do not find k are cut at."""
     return k if options["variant"] == "repaired" else room(k, size, options["capacity"])
 
 
-def check_gaussiank(options: Mapping[str, Any]) -> None:
-    """Raises for an unknown variant, or a capacity that has no effect."""
-    variant = options.get("variant", "repaired")
+def check_gaussiank(options: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Raise ConfigError for an unknown variant, or a capacity that has no effect."""
+    variant = options["variant"]
     if variant not in VARIANTS:
         raise unknown("variant of gaussiank", variant, VARIANTS)
-    if variant == "repaired" and "capacity" in options:
+    if variant == "repaired" and "capacity" in given:
         raise ConfigError(
             "capacity has no effect on gaussiank's variant 'repaired', which finds k entries: "
             "leave it out, or use variant='paper' or 'released'"
         )
-    check_capacity(options)
+    check_capacity(options, given)
 
 
 def _repaired(u: Tensor, k: int, memory: Memory, scan: Scan | None) -> Sparse:
     z = _quantile(1 - k / memory.real(u) / 2)
     if scan is not None and scan.maxima is not None and scan.edge and scan.edge.has_counts:
-        chosen = kernels.quantile(u, z, k, scan.maxima, scan.group, scan.edge)
+        chosen = kernels.quantile(u, z, k, scan.maxima, scan.block, scan.edge)
         return Sparse(*chosen, u.numel())
     found = level(u, scan, Rule.NORMAL, k, k + k // 4, scale=z)
     return beyond(u, found, k, scan)

@@ -33,7 +33,7 @@ def randk(
     Without `feedback` what is not drawn is forgotten: the one exemption from the law. `unbiased`
     sends d/k times the values, E C(u) = u, and never has feedback, which would add up the excess.
     """
-    drawn = memory.early.pop("drawn", None)
+    drawn = memory.prefetched.pop("drawn", None)
     indices, count = drawn.result() if drawn else _draw(u, k, memory, shared, seed)
     values = kernels.pick(u, indices)
     if unbiased and k:
@@ -41,12 +41,12 @@ def randk(
     return Sparse(indices, values, count, u.numel(), common=shared)
 
 
-def draw_early(u: Tensor, k: int, memory: Memory, options: Mapping[str, Any]) -> None:
+def prefetch_draw(u: Tensor, k: int, memory: Memory, options: Mapping[str, Any]) -> None:
     """Draws while u is still being made, which takes longer."""
     if pays(u.numel(), u.device):
         shared, seed = options["shared"], options["seed"]
         drawn = Beside("draw", u.device, lambda: _draw(u, k, memory, shared, seed), urgent=True)
-        memory.early["drawn"] = drawn
+        memory.prefetched["drawn"] = drawn
 
 
 def _draw(u: Tensor, k: int, memory: Memory, shared: bool, seed: int) -> tuple[Tensor, Tensor]:
@@ -57,13 +57,14 @@ def _draw(u: Tensor, k: int, memory: Memory, shared: bool, seed: int) -> tuple[T
 
 
 def keeps_rest(options: Mapping[str, Any]) -> bool:
-    """Whether these options of randk feed back what was not drawn."""
-    return bool(options.get("feedback", True)) and not options.get("unbiased", False)
+    """Return True if these options of randk feed back what was not drawn."""
+    return bool(options["feedback"]) and not options["unbiased"]
 
 
-def check_randk(options: Mapping[str, Any]) -> None:
-    """Raises where one option excludes another."""
-    if options.get("unbiased") and options.get("feedback"):
+def check_randk(options: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Raise ConfigError where one option excludes another."""
+    # feedback is True by default, and unbiased then turns it off.
+    if options["unbiased"] and given.get("feedback"):
         raise ConfigError(
             "randk: unbiased=True excludes feedback=True, which would send d/k times what is kept "
             "again and again: leave one of them out"

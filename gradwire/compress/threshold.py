@@ -43,12 +43,12 @@ def threshold(
     return beyond(u, edge, room(k, u.numel(), capacity), scan)
 
 
-def check_threshold(options: Mapping[str, Any]) -> None:
-    """Raises for a magnitude below 0, or a capacity below 1."""
-    value = options.get("value", 0.0)
+def check_threshold(options: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a magnitude below 0, or a capacity below 1."""
+    value = options["value"]
     if not 0 <= value < math.inf:
         raise ConfigError(
             f"value of threshold must be a magnitude above 0, or 0 to take it from the first u; "
             f"got {value!r}"
         )
-    check_capacity(options)
+    check_capacity(options, given)

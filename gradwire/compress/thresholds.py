@@ -92,21 +92,21 @@ def _sure_rank(count: int, step: int) -> int:
 
 def tail(u: Tensor, k: int, scan: Scan | None) -> Tensor:
     """The k largest |u|, largest first: n(t) for every t that matters when comparing n with k."""
-    maxima, group = (scan.maxima, scan.group) if scan is not None else (None, 0)
-    values = kernels.select(u, min(k, u.numel()), maxima, group)[1]
+    maxima, block = (scan.maxima, scan.block) if scan is not None else (None, 0)
+    values = kernels.select(u, min(k, u.numel()), maxima, block)[1]
     return values.abs().float().sort(descending=True).values
 
 
 def beyond(u: Tensor, threshold: Tensor, capacity: int, scan: Scan | None) -> Sparse:
     """The entries with |u| > threshold, at most the `capacity` largest."""
-    known = () if scan is None else (scan.maxima, scan.group, scan.edge)
+    known = () if scan is None else (scan.maxima, scan.block, scan.edge)
     indices, values, count = kernels.above(u, threshold.float(), capacity, *known)
     return Sparse(indices, values, count, u.numel())
 
 
-def check_capacity(options: Mapping[str, Any]) -> None:
-    """Raises for an option `capacity`, in multiples of k, that cannot hold k entries."""
-    capacity = options.get("capacity", 1.0)
+def check_capacity(options: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Raise ConfigError for an option `capacity`, in multiples of k, that cannot hold k entries."""
+    capacity = options["capacity"]
     if not 1 <= capacity < math.inf:
         raise ConfigError(
             f"capacity must be at least 1, it is the room in a message over k; got {capacity!r}"

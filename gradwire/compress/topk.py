@@ -13,6 +13,6 @@ def topk(u: Tensor, k: int, memory: Memory, scan: Scan | None = None) -> Sparse:
     Top_k of Aji and Heafield (2017), Stich et al. (2018). Error ||u - C(u)||^2 is the smallest that
     k entries allow.
     """
-    known = () if scan is None else (scan.maxima, scan.group, scan.edge)
+    known = () if scan is None else (scan.maxima, scan.block, scan.edge)
     indices, values = kernels.select(u, k, *known)
     return Sparse(indices, values, constant(k, u.device), u.numel())

@@ -11,7 +11,7 @@ from gradwire.kernels import decode, unpack
 from gradwire.kernels.target import Target
 from gradwire.ranks.group import Group
 from gradwire.stages import stage
-from gradwire.types import Memory
+from gradwire.types import Entries, Memory
 
 if TYPE_CHECKING:
     from gradwire.plan.network import Leg, Network
@@ -28,7 +28,7 @@ def allgather(
     gathered = group.all_gather(message.buffer)
     with stage("decode"):
         update, ok = mean_of(message, gathered, into)
-    return Outcome(update, message.delivered, ok)
+    return Outcome(update, Entries(message.delivered), ok)
 
 
 def mean_of(

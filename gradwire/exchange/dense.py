@@ -8,7 +8,7 @@ from gradwire.exchange.exchange import Outcome
 from gradwire.kernels import spread
 from gradwire.ranks.group import Group
 from gradwire.stages import stage
-from gradwire.types import Memory
+from gradwire.types import Entries, Everything, Memory
 
 
 def dense(message: Message, u: Tensor, group: Group, memory: Memory) -> Outcome:
@@ -30,7 +30,8 @@ def dense(message: Message, u: Tensor, group: Group, memory: Memory) -> Outcome:
         ok = update[-1] == 0
         ranks = update.new_full((), float(group.size))
         update.div_(torch.where(ok, ranks, float("nan")))
-    return Outcome(update, message.sparse, ok)
+    sent = Everything() if message.sparse is None else Entries(message.sparse)
+    return Outcome(update, sent, ok)
 
 
 def dense_bytes(ranks: int, size: int, capacity: int, encoding: Encoding) -> int:

@@ -10,7 +10,7 @@ from gradwire.exchange.exchange import Outcome
 from gradwire.exchange.means import ordered_bytes, ordered_legs, ordered_mean
 from gradwire.ranks.group import Group
 from gradwire.stages import stage
-from gradwire.types import Memory
+from gradwire.types import Memory, Rounded
 
 if TYPE_CHECKING:
     from gradwire.plan.network import Leg, Network
@@ -28,7 +28,7 @@ def dense_bf16(message: Message, u: Tensor, group: Group, memory: Memory) -> Out
     with stage("decode"):
         ok = mean[-1] == 0
         update = mean + torch.where(ok, mean.new_zeros(()), float("nan"))
-    return Outcome(update, given[:-1], ok)
+    return Outcome(update, Rounded(given[:-1]), ok)
 
 
 def dense_bf16_bytes(ranks: int, size: int, capacity: int, encoding: Encoding) -> int:

@@ -1,16 +1,14 @@
 """What an exchange is: its function, what it costs, and what it returns."""
 
-import functools
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from gradwire.encode.values import VALUES
 from gradwire.errors import ConfigError
-from gradwire.types import Sparse
+from gradwire.types import Delivered, Registered
 
 if TYPE_CHECKING:
     from gradwire.config import Config
@@ -23,21 +21,21 @@ if TYPE_CHECKING:
 class Outcome:
     """The mean over all ranks, and what this rank gave to it.
 
-    update: fp32, `size` + 1 entries, the last one spare; NaN everywhere when not ok; None where it
-    went straight to where it was wanted. delivered: this rank's entries as receivers see them; a
-    flat tensor where all of them went, rounded; None where all of u went as it is. ok: 0-d bool,
-    False when some rank was not finite; then nothing was delivered. leaked: fp64 [2], the energy
-    that is lost and that of what was chosen, of an exchange that is exempt from the law.
+    update: fp32, `size` + 1 entries, the last one spare; NaN everywhere when not ok. None: the
+    exchange has written the mean into its target. delivered: what left this rank, as receivers see
+    it. ok: 0-d bool, False when some rank was not finite; then nothing was delivered. leaked: fp64
+    [2], the energy that is lost and that of what was chosen, of an exchange that is exempt from the
+    law.
     """
 
     update: Tensor | None
-    delivered: Sparse | Tensor | None
+    delivered: Delivered
     ok: Tensor
     leaked: Tensor | None = None
 
 
 @dataclass(frozen=True)
-class Exchange:
+class Exchange(Registered):
     """A way of agreeing. Only the first three fields are needed; the planner has defaults."""
 
     run: Callable[..., Outcome]
@@ -54,7 +52,7 @@ class Exchange:
     prepare: Callable[..., None] | None = None
     """(group, size, capacity, options...): raises for what cannot work; called by all ranks."""
     fills: bool = False
-    """True: it takes the pieces that the mean is to be written to, as a last argument."""
+    """True: it takes the target of the mean as its last argument."""
     whole: str = ""
     """How values travel in an exchange that always sends all of u; empty for every other one."""
     stochastic: bool = False
@@ -71,20 +69,6 @@ class Exchange:
     """(density, indices) -> False where the planner need not try it. None: it always does."""
     preference: int = 0
     """The planner recommends one with a higher number first, and none with 0."""
-
-    @property
-    def name(self) -> str:
-        return self.run.__name__.replace("_", "-")
-
-    @property
-    def summary(self) -> str:
-        return (inspect.getdoc(self.run) or "").splitlines()[0]
-
-    @functools.cached_property
-    def options(self) -> dict[str, Any]:
-        """The keyword-only arguments of the function, with their defaults."""
-        parameters = inspect.signature(self.run).parameters.values()
-        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
     @property
     def has_nodes(self) -> bool:

@@ -15,7 +15,7 @@ from gradwire.exchange.sparse_sum import add, keep, restrict, subtract
 from gradwire.kernels import spread, start
 from gradwire.ranks.group import Group
 from gradwire.stages import stage
-from gradwire.types import Memory, Sparse
+from gradwire.types import Entries, Memory, Sparse
 
 if TYPE_CHECKING:
     from gradwire.exchange.exchange import LocalTask, Received
@@ -56,9 +56,9 @@ def gtopk(
         start(update, ok)
         spread(update, entries.indices, entries.values / group.size)
         if merge == "paper":
-            delivered, leaked = steps.as_published(entries)
-            return Outcome(update, delivered, ok, leaked)
-    return Outcome(update, steps.delivered(), ok)
+            given, leaked = steps.as_published(entries)
+            return Outcome(update, Entries(given), ok, leaked)
+    return Outcome(update, Entries(steps.given()), ok)
 
 
 class Merging:
@@ -103,8 +103,8 @@ class Merging:
         received = self._group.swap(self._message.buffer, to, source)
         return self._message.buffer if received is None else received
 
-    def delivered(self) -> Sparse:
-        """What this rank chose, less what its merges cut."""
+    def given(self) -> Sparse:
+        """Return what this rank chose, less what its merges cut."""
         out = self._like.delivered
         for cut in self._cuts:
             out = subtract(out, cut)

@@ -14,7 +14,7 @@ from gradwire.exchange.allgather import mean_of
 from gradwire.exchange.exchange import Outcome
 from gradwire.ranks.group import Group
 from gradwire.stages import stage
-from gradwire.types import Memory, Sparse
+from gradwire.types import Entries, Memory, Sparse
 
 if TYPE_CHECKING:
     from gradwire.exchange.exchange import LocalTask, Received
@@ -58,7 +58,7 @@ def hierarchical(
         given = torch.where(real, u[where.clamp(max=size - 1)], 0)
         rounded = chosen.values - own.delivered.values
         given.view(n, -1)[inside.rank] -= rounded
-    return Outcome(update, Sparse(where, given, real.sum(dtype=torch.int32), size), ok)
+    return Outcome(update, Entries(Sparse(where, given, real.sum(dtype=torch.int32), size)), ok)
 
 
 def _largest(parts: Tensor, k: int, first: int, size: int) -> Sparse:

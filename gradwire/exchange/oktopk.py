@@ -14,7 +14,7 @@ from gradwire.exchange.sparse_sum import add_all, keep, restrict, subtract
 from gradwire.kernels import spread, start
 from gradwire.ranks.group import Group
 from gradwire.stages import stage
-from gradwire.types import Memory, Sparse
+from gradwire.types import Entries, Memory, Sparse
 
 if TYPE_CHECKING:
     from gradwire.exchange.exchange import Received
@@ -72,7 +72,7 @@ def oktopk(
         if encoding.values != "fp32":
             lost = restrict(subtract(kept, owned.delivered), result.indices)
             sent = subtract(sent, lost)
-    return Outcome(update, sent, ok)
+    return Outcome(update, Entries(sent), ok)
 
 
 def room(ranks: int, k: int) -> int:

@@ -15,7 +15,7 @@ from gradwire.kernels.sketch_torch import mix
 from gradwire.kernels.topk import group_size
 from gradwire.ranks.group import Group
 from gradwire.stages import stage
-from gradwire.types import Memory, Sparse
+from gradwire.types import Entries, Memory, Sparse
 
 if TYPE_CHECKING:
     from gradwire.plan.network import Leg, Network
@@ -72,7 +72,7 @@ def by_sketch(
         kernels.start(update, ok)
         kernels.spread(update, where[best], exact[best])
         count = torch.full((), best.numel(), dtype=torch.int32, device=u.device)
-    return Outcome(update, Sparse(where[best], given[best], count, size), ok)
+    return Outcome(update, Entries(Sparse(where[best], given[best], count, size)), ok)
 
 
 def next_seeds(memory: Memory, rows: int, device: torch.device) -> Tensor:

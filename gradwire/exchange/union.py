@@ -11,7 +11,7 @@ from gradwire.exchange.means import ordered_bytes, ordered_legs, ordered_mean, o
 from gradwire.kernels import join, spread, start
 from gradwire.ranks.group import Group
 from gradwire.stages import stage
-from gradwire.types import Memory, Sparse
+from gradwire.types import Entries, Memory, Sparse
 
 if TYPE_CHECKING:
     from gradwire.exchange.exchange import Received
@@ -36,7 +36,7 @@ def union(message: Message, u: Tensor, group: Group, memory: Memory) -> Outcome:
         update = u.new_empty(u.numel() + 1)
         start(update, ok)
         spread(update, where, mean)
-    return Outcome(update, Sparse(where, given, count, u.numel()), ok)
+    return Outcome(update, Entries(Sparse(where, given, count, u.numel())), ok)
 
 
 def union_bytes(ranks: int, size: int, capacity: int, encoding: Encoding) -> int:

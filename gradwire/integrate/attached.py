@@ -61,13 +61,13 @@ class Attached(State):
 
     def _waits(self, taken: bool) -> bool:
         """Whether the last step, if it was `taken`, has left something that is kept."""
-        return any(bundle.held for bundle in self.bundles)
+        return any(bundle.withheld for bundle in self.bundles)
 
     def _left(self) -> Iterator[tuple[str, Tensor]]:
         """The parameters that the last step left out, and what is kept for each."""
         for bundle in self.bundles:
             names = {slot.offset: slot.name for slot in bundle.slots if slot.numel}
-            yield from ((names[offset], kept) for offset, kept in bundle.held if kept.numel())
+            yield from ((names[offset], kept) for offset, kept in bundle.withheld if kept.numel())
 
     def _say_dropped(self) -> None:
         dropped = [name for name, kept in self._left() if bool(kept.any())]

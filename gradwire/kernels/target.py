@@ -1,8 +1,10 @@
 """Where the mean of the messages goes, and how it is zeroed while others are at work."""
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
+from torch import Tensor
 
 from gradwire.kernels.beside import Beside, pays
 from gradwire.kernels.pieces import Piece
@@ -19,10 +21,31 @@ class Target:
 
     def __init__(self, size: int, device: torch.device, pieces: Sequence[Piece] = ()) -> None:
         self.pieces = pieces
-        self.out = None if pieces else torch.empty(size + 1, dtype=torch.float32, device=device)
         self.size, self.device = size, device
         self.zeroed = False
         self._beside: Beside[None] | None = None
+
+    @cached_property
+    def out(self) -> Tensor | None:
+        """The vector, made when it is first asked for; None where there are pieces."""
+        if self.pieces:
+            return None
+        return torch.empty(self.size + 1, dtype=torch.float32, device=self.device)
+
+    @property
+    def vector(self) -> Tensor:
+        """The mean, where it is not in pieces."""
+        assert self.out is not None, "this mean is in pieces"
+        return self.out
+
+    def put(self, mean: Tensor) -> None:
+        """Take a mean that is ready: as the vector, or copied into the pieces."""
+        if self.pieces:
+            parts = [mean[place : place + piece.numel()] for place, piece in self.pieces]
+            # One launch on CUDA, however many pieces there are.
+            torch._foreach_copy_([piece for _, piece in self.pieces], parts)
+        else:
+            self.out = mean
 
     def clear(self) -> None:
         """Have it zeroed, if that pays; who writes to it next calls `wait` and looks at `zeroed`.

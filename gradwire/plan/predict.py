@@ -39,7 +39,7 @@ class Way:
 
     @property
     def encoding(self) -> Encoding:
-        common = METHODS[self.method].common({})
+        common = METHODS[self.method].bind({}).is_common
         return Encoding(self.values, "common" if common else self.indices)
 
     @property
@@ -138,7 +138,7 @@ def _task(way: Way, real: int, size: int, network: Network) -> Task:
     k = entries(way.density, real)
     cost, dense = EXCHANGES[way.exchange].bytes, EXCHANGES["dense"].bytes
     method = METHODS[way.method]
-    room = method.share(method.room(k, size, {}), size, network.workers)
+    room = method.bind({}).capacity(k, size, network.workers)
     options = {"local": network.local} if EXCHANGES[way.exchange].has_nodes else {}
     sent = cost(network.workers, size, room, way.encoding, **options)
     if sent > dense(network.workers, size, k, way.encoding):

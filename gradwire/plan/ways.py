@@ -66,7 +66,7 @@ def _of(
 
 def _indices(method: str, indices: str) -> str:
     """Where no index travels there is nothing to pack."""
-    return "int32" if METHODS[method].common({}) else indices
+    return "int32" if METHODS[method].bind({}).is_common else indices
 
 
 def _works(way: Way) -> bool:

@@ -3,10 +3,11 @@
 import torch
 from torch import Tensor
 
+from gradwire.ranks.group import Group
 from gradwire.stages import stage
 
 
-class Mirror:
+class EchoGroup(Group):
     """As rank 0 of `size` equal ranks. What arrives is copied from what was sent.
 
     For times: where every rank owns a part of the vector, only this one's is right in the result.
@@ -33,11 +34,8 @@ class Mirror:
         with stage("exchange"):
             return None if source is None else torch.clone(tensor)
 
-    def split(self, local: int) -> "tuple[Mirror, Mirror]":
-        return Mirror(local), Mirror(self.size // local)
+    def split(self, local: int) -> "tuple[EchoGroup, EchoGroup]":
+        return EchoGroup(local), EchoGroup(self.size // local)
 
     def agree(self, what: str, **fields: float) -> None:
-        """Mirrors do."""
-
-    def give_up(self) -> None:
-        """Nobody waits."""
+        """Do nothing: an echo always agrees."""

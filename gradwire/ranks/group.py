@@ -2,9 +2,10 @@
 
 import contextlib
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,112 +28,117 @@ TOGETHER = (
     "together."
 )
 NAME, FIELDS = 16, 7
-"""Bytes of an operation's name in a row of `rows_of`, and the numbers that follow it."""
+"""Bytes of an operation's name in a row that ranks compare, and the numbers that follow it."""
 
 # torch 2.13 renamed it and warns of the old name; 2.11 has only that.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-class Group(Protocol):
+class Group(ABC):
     """P ranks that call the same operations in the same order."""
 
     rank: int
     size: int
     on_stream: bool
-    """Whether collectives are enqueued on the device's stream instead of blocking the host."""
+    """True: collectives are enqueued on the device's stream and do not block the host."""
     device: torch.device
     bytes_sent: int
-    """What has left this rank so far, with the ring algorithms that Gloo and NCCL use."""
+    """The bytes that have left this rank so far, with the ring algorithms of Gloo and NCCL."""
     rounds: int
     """How often this rank had to wait for another so far, with the same algorithms."""
+    is_broken = False
+    """True: a collective has failed, or hangs. Nobody may use the communicator again."""
 
+    @abstractmethod
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """[size, n]: every rank's flat tensor, in rank order. Sends n (P - 1) in P - 1 rounds."""
-        ...
+        """Return [size, n], every rank's flat tensor, in rank order.
 
+        Sends n (P - 1) in P - 1 rounds.
+        """
+
+    @abstractmethod
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """The sum over ranks, in place, the same bits on every rank.
+        """Add up over ranks, in place, to the same bits on every rank.
 
         Sends 2 n (P - 1) / P in 2 (P - 1) rounds.
         """
-        ...
 
+    @abstractmethod
     def all_to_all(self, tensor: Tensor) -> Tensor:
-        """[size, n]: row p is what rank p has in this rank's row. Sends n (P - 1), P - 1 rounds."""
-        ...
+        """Return [size, n], where row p is what rank p has in this rank's row.
 
+        Sends n (P - 1) in P - 1 rounds.
+        """
+
+    @abstractmethod
     def swap(self, tensor: Tensor, to: int | None, source: int | None) -> Tensor | None:
-        """What `source` sent here in this round, while `tensor` goes `to`; None for nobody.
+        """Send `tensor` to rank `to`, and return what rank `source` sent; None stands for nobody.
 
         Every rank calls it in every round. All tensors of a round have one shape and dtype.
         """
-        ...
+
+    @abstractmethod
+    def split(self, local: int) -> "tuple[Group, Group]":
+        """Cut the group into blocks of `local` ranks.
+
+        Return this rank's block, and the ranks that have its place in the other blocks. The first
+        call is collective. What the two groups send counts here.
+        """
 
     def agree(self, what: str, **fields: float) -> None:
-        """Raises on every rank unless all are in `what` with the same numbers."""
-        ...
+        """Raise on every rank, naming rank and field, unless all are in `what` with these numbers.
 
-    def split(self, local: int) -> "tuple[Group, Group]":
-        """The group cut into blocks of `local` ranks: this rank's block, and the ranks that have
-        its place in the other blocks. The first call is collective; what they send counts here.
+        Gloo aborts the process when message sizes differ; this small round makes it an error. A
+        collective call; it sends FIELDS numbers and a name.
         """
-        ...
+        rows = self.compare(what, **fields)
+        for rank, row in enumerate(rows):
+            for name, other in row.items():
+                if other != rows[0][name]:
+                    raise ExchangeError(
+                        f"{what}: rank {rank} has {name} {other}, rank 0 has {rows[0][name]}. "
+                        f"{TOGETHER}"
+                    )
+
+    def compare(self, what: str, **fields: float) -> list[dict[str, float]]:
+        """Return every rank's fields, in rank order; raise on every rank unless all are in `what`.
+
+        All rows have one length, whatever they say: ranks that are out of step meet, and find out.
+        """
+        row = struct.pack(
+            f"<{NAME}s{FIELDS}q",
+            what.encode(),
+            *(_bits(value) for value in fields.values()),
+            *[0] * (FIELDS - len(fields)),
+        )
+        words = torch.frombuffer(bytearray(row), dtype=torch.int64).to(self.device)
+        table = self.all_gather(words).cpu()
+        places = [_place(row.numpy().tobytes()) for row in table]
+        for rank, (name, place) in enumerate(places):
+            if name != places[0][0]:
+                raise ExchangeError(
+                    f"rank {rank} is in {place}, rank 0 is in {places[0][1]}. {TOGETHER}"
+                )
+        return [
+            {
+                name: _number(bits, value)
+                for (name, value), bits in zip(fields.items(), numbers, strict=False)
+            }
+            for numbers in table[:, NAME // 8 :].tolist()
+        ]
+
+    def give_up(self) -> None:  # noqa: B027
+        """Release the peers that wait for this rank, after an error. Nothing to do by default."""
 
 
 @contextlib.contextmanager
 def uncounted(group: Group) -> Iterator[None]:
-    """What is sent meanwhile is not counted: statistics are of gradients."""
+    """Leave out of the counts what is sent meanwhile: statistics are of gradients."""
     before = group.bytes_sent, group.rounds
     try:
         yield
     finally:
         group.bytes_sent, group.rounds = before
-
-
-def agree(group: Group, what: str, **fields: float) -> None:
-    """Raises on every rank, naming rank and field, unless all are in `what` with the same numbers.
-
-    Gloo aborts the process when message sizes differ; this small round makes it an error. A
-    collective call; it sends FIELDS numbers and a name.
-    """
-    rows = rows_of(group, what, **fields)
-    for rank, row in enumerate(rows):
-        for name, other in row.items():
-            if other != rows[0][name]:
-                raise ExchangeError(
-                    f"{what}: rank {rank} has {name} {other}, rank 0 has {rows[0][name]}. "
-                    f"{TOGETHER}"
-                )
-
-
-def rows_of(group: Group, what: str, **fields: float) -> list[dict[str, float]]:
-    """Every rank's fields, in rank order; raises on every rank unless all are in `what`.
-
-    All rows have one length, whatever they say: ranks that are out of step meet, and find out.
-    """
-    row = struct.pack(
-        f"<{NAME}s{FIELDS}q",
-        what.encode(),
-        *(_bits(value) for value in fields.values()),
-        *[0] * (FIELDS - len(fields)),
-    )
-    mine = torch.frombuffer(bytearray(row), dtype=torch.int64).to(group.device)
-    rows = []
-    table = group.all_gather(mine).cpu()
-    places = [_place(row.numpy().tobytes()) for row in table]
-    for rank, (name, words) in enumerate(places):
-        if name != places[0][0]:
-            raise ExchangeError(
-                f"rank {rank} is in {words}, rank 0 is in {places[0][1]}. {TOGETHER}"
-            )
-    for numbers in table[:, NAME // 8 :].tolist():
-        rows.append(
-            {
-                name: _number(bits, value)
-                for (name, value), bits in zip(fields.items(), numbers, strict=False)
-            }
-        )
-    return rows
 
 
 def _place(row: bytes) -> tuple[bytes, str]:
@@ -167,7 +173,7 @@ def enqueues(process_group: dist.ProcessGroup, device: torch.device) -> bool:
     return backend.name().startswith("nccl") or bool(getattr(backend, "supports_coalescing", False))
 
 
-class DistributedGroup:
+class DistributedGroup(Group):
     """The ranks of a torch.distributed process group."""
 
     def __init__(
@@ -187,8 +193,6 @@ class DistributedGroup:
         self.bytes_sent = self.rounds = 0
         self._lent: dist.ProcessGroup | None = process_group
         """The communicator that `leave` gives back; None where it was given back."""
-        self.is_broken = False
-        """Whether a collective has failed, or hangs: nobody may use the communicator again."""
         self.on_stream = device.type == "cuda" and enqueues(process_group, device)
 
     def all_gather(self, tensor: Tensor) -> Tensor:
@@ -290,10 +294,6 @@ class DistributedGroup:
         self.rounds += rounds
         if self._parent is not None:
             self._parent._count(sent, rounds)
-
-    def agree(self, what: str, **fields: float) -> None:
-        """See `agree`."""
-        agree(self, what, **fields)
 
     def give_up(self) -> None:
         """Break the connections, so that peers fail now and not at their timeout; and sign."""

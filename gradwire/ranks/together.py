@@ -30,17 +30,18 @@ def _read(rank: int, row: bytes) -> Any:
         ) from error
 
 
-def fail_together(
+def raise_together(
     group: Group,
     failure: GradwireError | None,
     kind: type[GradwireError],
     device: torch.device | None = None,
+    who: str = "rank {rank}",
 ) -> None:
-    """Raises on every rank when one of them failed, so that nobody waits. A collective call.
+    """Raise on every rank when one of them failed, so that nobody waits. A collective call.
 
     A rank that failed raises its own error; the others a `kind` that names the first such rank.
     """
     texts = gather_words(group, "" if failure is None else str(failure), device)
     for rank, text in enumerate(texts):
         if text:
-            raise failure or kind(f"rank {rank}: {text}")
+            raise failure or kind(f"{who.format(rank=rank)}: {text}")

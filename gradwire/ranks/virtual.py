@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from gradwire.ranks.group import agree
+from gradwire.ranks.group import Group
 from gradwire.stages import stage
 
 T = TypeVar("T")
@@ -106,7 +106,7 @@ class VirtualRanks:
         return meeting
 
 
-class VirtualGroup:
+class VirtualGroup(Group):
     """One virtual worker's view of the others."""
 
     on_stream = True
@@ -152,10 +152,6 @@ class VirtualGroup:
         with stage("exchange"):
             offered = self._meet(tensor)
         return offered[source].clone() if source is not None else None
-
-    def agree(self, what: str, **fields: float) -> None:
-        """See `cluster.group.agree`."""
-        agree(self, what, **fields)
 
     def split(self, local: int) -> "tuple[VirtualGroup, VirtualGroup]":
         if local not in self._splits:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from gradwire.accumulate.bundle import Bundle
 from gradwire.accumulate.schedule import entries
-from gradwire.compress import METHODS
 from gradwire.config import Config
 from gradwire.exchange import EXCHANGES
 from gradwire.ranks.group import Group
@@ -23,40 +22,39 @@ REASONS = {
 
 @dataclass(frozen=True)
 class Choice:
-    """k entries by `exchange`; with a `reason`, everything by the dense exchange.
+    """k entries by `exchange`; with a `reason`, all of u by an exchange that sends all.
 
-    group: entries a group whose maxima the scan leaves. rough: whether 16 bits of these are enough.
+    block: entries per maximum that the scan leaves, 0 for none. maxima16: True if 16 bits of a
+    maximum are enough.
     """
 
     k: int
     exchange: str
     reason: str = ""
-    group: int = 0
-    rough: bool = False
+    block: int = 0
+    maxima16: bool = False
+
+    @property
+    def selects(self) -> bool:
+        """True: the method chooses the entries. Otherwise the exchange does, or all are sent."""
+        return not self.reason and not EXCHANGES[self.exchange].chooses
 
 
 def choose(bundle: Bundle, config: Config, step: int, ranks: int, flush: bool) -> Choice:
-    """The choice for this step, the same on every rank."""
+    """Return the choice for this step, the same on every rank."""
     density = config.schedule.at(step)
-    asked = density, ranks, flush, config
-    if bundle.chosen[1:] != asked:
-        bundle.chosen = _choose(bundle, config, density, ranks, flush), *asked
-    choice: Choice = bundle.chosen[0]
-    return choice
-
-
-def _choose(bundle: Bundle, config: Config, density: float, ranks: int, flush: bool) -> Choice:
     k = entries(density, bundle.entries)
     reason = _why_dense(bundle, config, density, k, ranks, flush)
+    exchange = EXCHANGES[config.exchange]
     if reason:
-        # What a flush sends must arrive as it is, so that nothing is kept.
-        as_asked = EXCHANGES[config.exchange].whole and reason != "flush"
+        # A flush must deliver u unchanged, so that nothing is kept.
+        as_asked = exchange.whole and reason != "flush"
         return Choice(bundle.size, config.exchange if as_asked else "dense", reason)
-    looks = EXCHANGES[config.exchange].chooses
-    method = METHODS[config.method]
-    device, options = bundle.buffer.device, config.method_options
-    group = 0 if looks else method.group_of(k, bundle.size, device, options)
-    return Choice(k, config.exchange, group=group, rough=method.rough)
+    if exchange.chooses:
+        return Choice(k, config.exchange)
+    method = config.bound_method
+    block = method.block(k, bundle.size, bundle.buffer.device)
+    return Choice(k, config.exchange, block=block, maxima16=method.method.maxima16)
 
 
 def prepare(bundles: Sequence[Bundle], config: Config, group: Group) -> None:
@@ -85,7 +83,6 @@ def _why_dense(
         return "small"
     cost, dense = EXCHANGES[config.exchange].bytes, EXCHANGES["dense"].bytes
     size, encoding = bundle.size, config.encoding
-    method = METHODS[config.method]
-    room = method.share(method.room(k, size, config.method_options), size, ranks)
+    room = config.bound_method.capacity(k, size, ranks)
     bytes_sent = cost(ranks, size, room, encoding, **config.exchange_options)
     return "bytes" if bytes_sent > dense(ranks, size, k, encoding) else ""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gradwire.errors import ConfigError, DriftError
-from gradwire.ranks.group import Group, rows_of
+from gradwire.ranks.group import Group
 from gradwire.state.names import plain_name, unwrapped
 
 WORDS_CPU, WORDS_GPU = 2**16, 2**22
@@ -74,8 +74,8 @@ class Watch:
     def check(self, group: Group, device: torch.device, steps: int) -> None:
         """Raises DriftError on every rank unless all hold the same bits. A collective call."""
         names, digests = self._digests(device)
-        rows = rows_of(
-            group, "watch", steps=steps, parameters=len(names), digest=int(digest(digests))
+        rows = group.compare(
+            "watch", steps=steps, parameters=len(names), digest=int(digest(digests))
         )
         for what, field in (("steps taken", "steps"), ("parameters", "parameters")):
             odd = next((r for r, row in enumerate(rows) if row[field] != rows[0][field]), None)

@@ -5,7 +5,7 @@ import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -14,13 +14,15 @@ from torch.optim import Optimizer
 
 from gradwire import path
 from gradwire.accumulate import Bundle, arrange
+from gradwire.accumulate.delivery import Pending
 from gradwire.accumulate.layout import bundle_bytes, is_dense
-from gradwire.accumulate.lr import Worth
-from gradwire.accumulate.step_status import Skips
+from gradwire.accumulate.lr import LrTracker
+from gradwire.accumulate.step_status import StepStatus
 from gradwire.config import Config, configure
 from gradwire.errors import StateError, unknown
 from gradwire.kernels.scan import Piece
 from gradwire.kernels.streams import keep_for_stream
+from gradwire.kernels.target import Target
 from gradwire.ranks.group import DistributedGroup, Group
 from gradwire.stages import Clock, stage, timed_by
 from gradwire.state.choice import Choice, choose, prepare
@@ -28,9 +30,21 @@ from gradwire.state.drift import Watch
 from gradwire.state.names import parameter_names
 from gradwire.state.saved import plain
 from gradwire.state.stats import Growth, Stats, stats_of
-from gradwire.types import Delivered, Slot
+from gradwire.types import Slot
+
+if TYPE_CHECKING:
+    from gradwire.plan.auto import Auto
 
 log = logging.getLogger("gradwire")
+
+
+class Runner(Protocol):
+    """What takes a State's steps inside a backward pass: DDP's engine, FSDP2's shards."""
+
+    broken: Exception | None
+    """The error that ended the exchange. Autograd passes on its words, but not its kind."""
+
+    def close(self) -> None: ...
 
 
 class State:
@@ -41,9 +55,15 @@ class State:
     """
 
     sharded = False
-    """Whether the model's parameters are spread over ranks."""
+    """True: the model's parameters are spread over ranks."""
     averaged: tuple[str, ...] = ("residual", "velocity")
-    """Entries of the saved state of which another number of ranks gets the mean."""
+    """Entries of the saved state whose mean every rank of a resized run gets."""
+
+    # Set by `open`, once the parameters and the other ranks are known.
+    group: Group
+    device: torch.device
+    slots: list[Slot]
+    clock: Clock
 
     def __init__(
         self,
@@ -59,13 +79,13 @@ class State:
         self.model_names = None if model is None else parameter_names(model)
         self.watch = Watch(model, self.config.watch) if self.config.watch else None
         self.process_group = process_group
-        self.skips = Skips(scaler, optimizer)
-        self.worth = Worth()
-        self.engine: Any = None
-        self.auto: Any = None
-        """Measures steps until it is decided how to go on; None when that is known."""
+        self.status = StepStatus(scaler, optimizer)
+        self.lr = LrTracker()
+        self.engine: Runner | None = None
+        self.auto: Auto | None = None
+        """Measures steps until the config is chosen; None when it is."""
         self.identity = ""
-        """Of this wire, on all ranks and in its checkpoints; given by the first save or load."""
+        """This wire's name on all ranks and in checkpoints; the first save or load sets it."""
         self.stopped = False
         self.reason = ""
         """Why `method="auto"` chose this config."""
@@ -74,8 +94,11 @@ class State:
         self._counts: Counter[str] = Counter()
         self._growth = Growth()
         self._flush = self._flushing = False
-        self._foreign = False
-        """Whether the bundles were made since the last step, perhaps on another stream."""
+        self._is_new = False
+        """True: the bundles were made since the last step, perhaps on another stream."""
+        self._choices: dict[int, Choice] = {}
+        """By bundle, for the density and flush of `_choices_for`."""
+        self._choices_for: tuple[float, bool] | None = None
 
     # --- set-up -------------------------------------------------------------------------------
 
@@ -86,7 +109,7 @@ class State:
         self.slots = list(slots)
         self._order = _digest_of_order(slots)
         self.clock = Clock(device)
-        self.skips.open(device)
+        self.status.open(device)
         self.rebundle(self._cut())
         prepare(self.bundles, self.config, group)
         log.info("%r", self)
@@ -109,24 +132,28 @@ class State:
             for i, slots in enumerate(bundles)
         ]
         self._homes = {s.name: (b, s) for b in self.bundles for s in b.slots}
-        self._foreign = True
+        self._is_new = True
+        self._choices_for = None
 
     @torch.no_grad()
     def settle_auto(self) -> None:
-        """Go on as `auto` says, after what it measured. Between `begin` and the first bundle."""
+        """Take the config that `auto` chooses. Called between `begin` and the first bundle."""
+        assert self.auto is not None, "method='auto' was not asked for"
         fields, self.reason = self.auto.decide(self)
         self.auto = None
         self.switch(configure(self.config, fields))
         log.info("auto: %s", self.reason)
 
     def switch(self, config: Config) -> None:
-        """Go on with another config: residuals and momentum stay. Between `begin` and the first
-        bundle of a step; on every rank."""
+        """Go on with another config; residuals and momentum stay.
+
+        Called on every rank, between `begin` and the first bundle of a step.
+        """
         old = self.bundles
         for bundle in old:
-            bundle.settle(self.skips.before)
-            self._counts["clipped"] += int(bundle.clipped)
-            self._counts["sent"] += int(bundle.sent)
+            bundle.settle(self.status.before)
+            self._counts["clipped"] += int(bundle.tally.clipped)
+            self._counts["sent"] += int(bundle.tally.sent)
         self.config = config
         self.rebundle(self._cut())
         for bundle in old:
@@ -141,7 +168,7 @@ class State:
         """Keep what waits for a parameter with other strides. Before its bundle's step."""
         bundle, old = self.home(name)
         new = replace(old, stride=stride)
-        bundle.settle(self.skips.before)
+        bundle.settle(self.status.before)
         bundle.reorder(old, new)
         self._homes[name] = bundle, new
         self.slots = [replace(s, stride=stride) if s.name == name else s for s in self.slots]
@@ -150,7 +177,7 @@ class State:
 
     @property
     def scaler(self) -> Any:
-        return self.skips.scaler
+        return self.status.scaler
 
     @property
     def opened(self) -> bool:
@@ -183,22 +210,29 @@ class State:
 
     def begin(self) -> None:
         """A backward pass begins: find out what became of the last step."""
-        if self._foreign:
-            keep_for_stream([self.bundles, self.skips.scale], self.device)
-            self._foreign = False
-        self.skips.begin(self._delivered())
-        if (factor := self.worth.take()) != 1:
+        if self._is_new:
+            keep_for_stream([self.bundles, self.status.scale], self.device)
+            self._is_new = False
+        self.status.begin(self._pending())
+        if (factor := self.lr.take()) != 1:
             for bundle in self.bundles:
-                bundle.reweigh(factor, self.skips.before)
+                bundle.reweigh(factor, self.status.before)
         self._flushing, self._flush = self._flush, False
         for bundle in self.bundles:
-            bundle.tally()
+            bundle.tally.add_up()
         self.clock.begin(self.steps)
         self.steps += 1
 
     def choose(self, bundle: Bundle) -> Choice:
-        """What this bundle does in this step."""
-        return choose(bundle, self.config, self.steps - 1, self.group.size, self._flushing)
+        """Return what this bundle does in this step; made anew when density or flush changes."""
+        step = self.steps - 1
+        choices_for = self.config.schedule.at(step), self._flushing
+        if choices_for != self._choices_for:
+            self._choices, self._choices_for = {}, choices_for
+        if bundle.index not in self._choices:
+            choice = choose(bundle, self.config, step, self.group.size, self._flushing)
+            self._choices[bundle.index] = choice
+        return self._choices[bundle.index]
 
     def agree(self, what: str, bundle: Bundle) -> None:
         """Raises on every rank unless all are about to exchange the same, after the same calls.
@@ -211,8 +245,8 @@ class State:
                 step=self.steps,
                 bundle=bundle.index,
                 flush=int(self._flushing),
-                skipped=int(self.skips.before),
-                learning_rate=self.worth.lr,
+                skipped=int(self.status.before),
+                learning_rate=self.lr.rate,
                 order=self._order,
                 # The last: it follows from the others, and they say why.
                 entries=self.choose(bundle).k,
@@ -225,48 +259,40 @@ class State:
         return self._homes[name]
 
     def process(self, bundle: Bundle, gradients: Sequence[Tensor]) -> Tensor:
-        """The averaged bundle; `gradients` are its slots' flat gradients, in order."""
+        """Return the averaged bundle; `gradients` are its slots' flat gradients, in order."""
         pieces = [(s.offset, g) for s, g in zip(bundle.slots, gradients, strict=True)]
-        update = self._average(bundle, pieces)
-        assert update is not None, "it goes into the pieces where that is allowed"
-        return update
+        into = Target(bundle.size, self.device)
+        self._average(bundle, pieces, into)
+        return into.vector
 
-    @torch.no_grad()
     def replace(self, bundle: Bundle, pieces: Sequence[Piece], unused: Sequence[Slot] = ()) -> None:
-        """The averaged bundle takes the place of its gradient, which arrives in `pieces`."""
-        update = self._average(bundle, pieces, unused, in_place=True)
-        if update is not None:
-            parts = [update[place : place + piece.numel()] for place, piece in pieces]
-            # One launch on CUDA, however many pieces there are.
-            torch._foreach_copy_([piece for _, piece in pieces], parts)
-
-    @torch.no_grad()
-    def _average(
-        self,
-        bundle: Bundle,
-        pieces: Sequence[Piece],
-        unused: Sequence[Slot] = (),
-        in_place: bool = False,
-    ) -> Tensor | None:
-        choice = self.choose(bundle)
+        """Put the averaged bundle in place of its gradient, which arrives in `pieces`."""
         if unused:
             without = {slot.offset for slot in unused if slot.numel}
             pieces = [piece for piece in pieces if piece[0] not in without]
-        with timed_by(self.clock, bundle.index):
-            update = path.average(
-                bundle, pieces, choice, self.config, self.group, self.skips.before,
-                self.skips.scale, unused, in_place,
-            )  # fmt: skip
-        self._count(bundle, choice.reason)
-        return update
+        self._average(bundle, pieces, Target(bundle.size, self.device, pieces), unused)
 
     @torch.no_grad()
-    def hold(self, bundle: Bundle, gradients: Sequence[Tensor]) -> None:
+    def _average(
+        self, bundle: Bundle, pieces: Sequence[Piece], into: Target, unused: Sequence[Slot] = ()
+    ) -> None:
+        choice, status = self.choose(bundle), self.status
+        with timed_by(self.clock, bundle.index):
+            path.average(
+                path.Step(
+                    bundle, pieces, choice, self.config, self.group, status.before, into,
+                    status.scale, unused,
+                )
+            )  # fmt: skip
+        self._count(bundle, choice.reason)
+
+    @torch.no_grad()
+    def add_microbatch(self, bundle: Bundle, gradients: Sequence[Tensor]) -> None:
         """Take in a micro-batch before the last: its gradient waits in the residual."""
         pieces = [(s.offset, g) for s, g in zip(bundle.slots, gradients, strict=True)]
-        unscale = None if self.skips.scale is None else self.skips.scale.reciprocal()
+        unscale = None if self.status.scale is None else self.status.scale.reciprocal()
         with timed_by(self.clock, bundle.index), stage("accumulate"):
-            bundle.hold(pieces, self.skips.before, unscale)
+            bundle.add_microbatch(pieces, self.status.before, unscale)
 
     def _count(self, bundle: Bundle, reason: str) -> None:
         self._counts["entries"] += bundle.entries
@@ -280,15 +306,15 @@ class State:
     def entries_sent(self) -> int:
         """By all bundles so far. Waits for the device."""
         for bundle in self.bundles:
-            bundle.tally()
-        return self._counts["sent"] + sum(int(bundle.sent) for bundle in self.bundles)
+            bundle.tally.add_up()
+        return self._counts["sent"] + sum(int(bundle.tally.sent) for bundle in self.bundles)
 
     def was_skipped(self) -> Tensor:
-        """Whether the optimiser passed over the last step (0-d bool), decided on the device."""
-        return self.skips.now(self._delivered())
+        """Return True (0-d) if the optimiser passed over the last step; decided on the device."""
+        return self.status.now(self._pending())
 
-    def _delivered(self) -> list[Delivered]:
-        return [b.delivered for b in self.bundles if b.delivered is not None]
+    def _pending(self) -> list[Pending]:
+        return [b.pending for b in self.bundles if b.pending is not None]
 
     # --- what users call ----------------------------------------------------------------------
 
@@ -298,9 +324,9 @@ class State:
         For loops that check gradients themselves. Call it on every rank, after the backward pass
         and before the next one. A GradScaler given as `scaler=` is noticed without it.
         """
-        if all(bundle.delivered is None for bundle in self.bundles):
+        if not self._pending():
             raise StateError("skip_step: there is no step to skip, no backward pass has run")
-        self.skips.by_user = True
+        self.status.by_user = True
 
     def flush(self) -> None:
         """The next step sends everything that is kept. Call it on every rank."""
@@ -315,7 +341,7 @@ class State:
         warm-up at a larger one than its own. Call it before every backward pass, on every rank;
         from the second call on residuals are multiplied with the old rate over the new one.
         """
-        self.worth.follow(lr)
+        self.lr.follow(lr)
 
     def close(self) -> None:
         """Stop exchanging; call it before the process groups are destroyed."""
@@ -327,7 +353,7 @@ class State:
         self.stopped = True
         if self.engine is not None:
             self.engine.close()
-        self.skips.close()
+        self.status.close()
 
     def leave(self) -> None:
         """Give the communicators back. What is asked later goes over the model's own."""
@@ -340,7 +366,7 @@ class State:
         self._check_opened("residual")
         bundle, slot = self.home(name)
         kept = bundle.view(bundle.residual(self.was_skipped()), slot)
-        return kept * self.worth.factor
+        return kept * self.lr.factor
 
     @torch.no_grad()
     def stats(self) -> Stats:

@@ -75,12 +75,12 @@ def stats_of(state: "State") -> Stats:
     """The numbers of one rank so far. Waits for the device."""
     skipped, bundles, counts = state.was_skipped(), state.bundles, state._counts
     squares = [b.residual(skipped).square().sum(dtype=torch.float64) for b in bundles]
-    norm = state.worth.factor * float(sum(squares)) ** 0.5 if squares else 0.0
+    norm = state.lr.factor * float(sum(squares)) ** 0.5 if squares else 0.0
     # In units of a rate that falls it grows by that alone.
-    state._growth.look(norm * (state.worth.lr or 1.0), state.config.density)
+    state._growth.look(norm * (state.lr.rate or 1.0), state.config.density)
     sent = state.entries_sent()
-    whole, lost = _sums([b.energy for b in bundles])
-    leaked, chosen = _sums([b.leaked for b in bundles])
+    whole, lost = _sums([b.tally.energy for b in bundles])
+    leaked, chosen = _sums([b.tally.leaked for b in bundles])
     return Stats(
         steps=state.steps,
         world_size=state.group.size,
@@ -90,8 +90,8 @@ def stats_of(state: "State") -> Stats:
         residual_norm=norm,
         value_error_db=10 * math.log10(lost / whole) if lost else None,
         leaked=leaked / chosen if chosen else None,
-        skipped=int(state.skips.count) + int(skipped),
-        clipped=counts["clipped"] + sum(int(b.clipped) for b in bundles),
+        skipped=int(state.status.count) + int(skipped),
+        clipped=counts["clipped"] + sum(int(b.tally.clipped) for b in bundles),
         bundles=len(bundles),
         memory_bytes=state.memory_bytes,
         dense={k[6:]: n for k, n in counts.items() if k.startswith("dense:")},

@@ -1,11 +1,13 @@
 """Which scan may settle the last step itself."""
 
+from dataclasses import replace
+
 import torch
 
 from gradwire.accumulate import bundle as module
 from gradwire.accumulate.bundle import Bundle
 from gradwire.kernels.edge import Edge
-from gradwire.types import Delivered, Slot
+from gradwire.types import Entries, Slot, Sparse
 
 NO = torch.zeros((), dtype=torch.bool)
 
@@ -18,7 +20,8 @@ def prepared(monkeypatch):
     indices, values = torch.tensor([3], dtype=torch.int32), torch.tensor([5.0])
     bundle._edge = Edge(torch.device("cpu"))
     bundle._edge.chose(indices, values)
-    bundle.delivered = Delivered(torch.tensor(True), indices, values)
+    count = torch.tensor(1, dtype=torch.int32)
+    bundle.deliver(Entries(Sparse(indices, values, count, 128)), torch.tensor(True))
     told = []
     monkeypatch.setattr(
         module.kernels, "scan", lambda *args: (told.append(args[5:]), torch.tensor(True))[1]
@@ -30,7 +33,7 @@ def test_a_scan_that_looks_at_every_entry_settles(monkeypatch):
     bundle, _, told = prepared(monkeypatch)
     bundle.accumulate([(0, torch.zeros(128))], 64, NO)
     assert told == [(bundle._edge, NO)]
-    assert bundle.delivered is None
+    assert bundle.pending is None
     assert float(bundle.u[3]) == 5
 
 
@@ -45,7 +48,8 @@ def test_nor_where_parameters_are_unused_or_other_values_left(monkeypatch):
     bundle, slot, told = prepared(monkeypatch)
     bundle.accumulate([], 64, NO, unused=[slot])
     other, _, also = prepared(monkeypatch)
-    other.delivered.values = other.delivered.values.clone()
+    sparse = other.pending.delivered.sparse
+    other.pending.delivered = Entries(replace(sparse, values=sparse.values.clone()))
     other.accumulate([(0, torch.zeros(128))], 64, NO)
     assert [skipped for _, skipped in told + also] == [None, None]
     assert float(bundle.u[3]) == float(other.u[3]) == 0

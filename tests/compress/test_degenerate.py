@@ -61,7 +61,7 @@ def test_documented_counts(method):
 def test_never_a_full_send(method):
     for u in INPUTS.values():
         found = choose(method, u, K)
-        assert int(found.count) <= METHODS[method].room(K, SIZE, {}) <= 4 * K
+        assert int(found.count) <= METHODS[method].bind({}).capacity(K, SIZE) <= 4 * K
         assert torch.isfinite(found.values).all()
 
 

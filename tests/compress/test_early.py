@@ -39,7 +39,7 @@ def steps(shared):
     return (
         torch.stack(means),
         [int(m["draws"]) for m in memories],
-        [dict(m.early) for m in memories],
+        [dict(m.prefetched) for m in memories],
     )
 
 

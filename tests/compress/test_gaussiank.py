@@ -80,8 +80,9 @@ def test_the_message_has_room_for_what_the_variant_may_find():
     assert run(u, 64, Memory()).capacity == 64
     assert run(u, 64, Memory(), variant="paper").capacity == 256
     assert run(u, 64, Memory(), variant="released", capacity=2.5).capacity == 160
-    assert METHODS["gaussiank"].room(64, 6400, {"variant": "paper"}) == 256
-    assert METHODS["gaussiank"].room(64, 200, {"variant": "paper"}) == 200
+    paper = METHODS["gaussiank"].bind({"variant": "paper"})
+    assert paper.capacity(64, 6400) == 256
+    assert paper.capacity(64, 200) == 200
     g = [torch.randn(10_000) for _ in range(4)]
     for fields, capacity in (({}, 100), ({"variant": "paper"}, 400)):
         cluster = gradwire.VirtualCluster(4, method="gaussiank", density=0.01, **fields)

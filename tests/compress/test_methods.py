@@ -19,7 +19,7 @@ def test_sparse_is_what_it_says(method):
     n = sparse.indices.numel()
     assert sparse.indices.dtype == torch.int32
     assert n == int(sparse.count)
-    assert n <= (1003 if method == "dense" else METHODS[method].room(50, 1003, {}))
+    assert n <= (1003 if method == "dense" else METHODS[method].bind({}).capacity(50, 1003))
     assert torch.equal(sparse.indices, sparse.indices.unique())
     assert torch.equal(sparse.values, u[sparse.indices.long()])
     assert sparse.size == 1003

@@ -10,7 +10,7 @@ from gradwire.accumulate.layout import place, size_of
 from gradwire.compress import METHODS
 from gradwire.compress.parts.deft import binned, portions
 from gradwire.compress.parts.exdyna import moved
-from gradwire.compress.parts.partition import follow, share
+from gradwire.compress.parts.partition import capacity_per_rank, follow
 from gradwire.types import Memory, Scan, Slot, Sparse
 
 PARTED = [name for name, method in METHODS.items() if method.learns]
@@ -80,7 +80,7 @@ def test_no_two_workers_choose_the_same_entry(method, ranks):
         chosen = workers.step(us, 100)
         every = torch.cat([c.indices[: int(c.count)] for c in chosen])
         assert every.numel() == every.unique().numel(), "the union is not the sum"
-        assert 60 <= every.numel() <= ranks * share(100, workers.size, ranks)
+        assert 60 <= every.numel() <= ranks * capacity_per_rank(100, workers.size, ranks)
         for rank, (c, u) in enumerate(zip(chosen, us, strict=True)):
             n = int(c.count)
             assert torch.equal(c.indices, c.indices.sort().values)
@@ -103,11 +103,11 @@ def test_density_settles_at_k(method, ranks, uneven):
     for _ in range(70 if method == "deft" else 130):
         g = [torch.randn(size, generator=generator) * scale for _ in range(ranks)]
         cluster.average(g)
-        sent = cluster._states[0].bundles[0].delivered.indices
+        sent = cluster._states[0].bundles[0].pending.delivered.sparse.indices
         counts.append(int((sent < size).sum()))
     mean = sum(counts[-50:]) / 50
     assert 0.85 * k <= mean <= 1.15 * k
-    assert max(counts) <= ranks * share(k, size, ranks)
+    assert max(counts) <= ranks * capacity_per_rank(k, size, ranks)
     assert cluster.stats().dense == {}
 
 
@@ -183,7 +183,7 @@ def naive(u, slots, ranks, counts, mine, k):
         pieces += itertools.pairwise(cuts)
     sizes = torch.tensor([-(-(b - a) // 64) * 64 for a, b in pieces])
     norms = torch.stack([u[a:b].double().norm() for a, b in pieces])
-    room = share(k, u.numel(), ranks)
+    room = capacity_per_rank(k, u.numel(), ranks)
     wanted = portions(norms, sizes.clamp(max=room), k).tolist()
     order = sorted(range(len(pieces)), key=lambda i: (-(counts or sizes.tolist())[i], i))
     chosen = []

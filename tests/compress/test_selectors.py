@@ -77,7 +77,7 @@ def test_any_size(method, kind, size, share, seed, scan):
     u, k = draw(kind, size, seed), round(share * size)
     sparse = choose(method, u, k) if scan else gradwire.compress(u, method=method, k=k)
     n, padded = sparse.indices.numel(), size + -size % 64
-    assert n <= METHODS[method].room(k, padded if scan else size, {})
+    assert n <= METHODS[method].bind({}).capacity(k, padded if scan else size)
     assert torch.equal(sparse.indices, sparse.indices.unique())
     inside = sparse.indices < size
     assert inside.all() or not sparse.values[~inside].any()

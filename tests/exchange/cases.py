@@ -10,7 +10,7 @@ from gradwire.encode import Encoding, encode
 from gradwire.encode.values import VALUES
 from gradwire.exchange import EXCHANGES
 from gradwire.ranks.virtual import VirtualRanks
-from gradwire.types import Memory, align, padding
+from gradwire.types import Entries, Everything, Memory, Rounded, align, padding
 
 SKETCHES = ("sketched", "gs-sgd")
 
@@ -47,7 +47,7 @@ class Hand:
 
     def __init__(self, exchange, world, method="topk", values="fp32", indices="int32", **options):
         self.exchange, self.method, self.options = EXCHANGES[exchange], method, options
-        common = METHODS[method].common({})
+        common = METHODS[method].bind({}).is_common
         self.encoding = Encoding(values, "common" if common else indices)
         self.ranks = VirtualRanks(world)
         self.memories = [Memory(rank) for rank in range(world)]
@@ -72,6 +72,10 @@ class Hand:
 
 
 def flat(delivered, u):
-    if delivered is None:
-        return u
-    return delivered if isinstance(delivered, torch.Tensor) else delivered.dense()
+    match delivered:
+        case Everything():
+            return u
+        case Rounded(values):
+            return values
+        case Entries(sparse):
+            return sparse.dense()

@@ -9,6 +9,7 @@ from gradwire.encode import Encoding
 from gradwire.errors import ConfigError
 from gradwire.exchange import EXCHANGES, Exchange, Outcome
 from gradwire.plan.network import Network
+from gradwire.types import Entries
 
 STEPS, SIZE, P = 4, 3000, 3
 
@@ -19,7 +20,7 @@ def dense_int8(message, u, group, memory, *, times: int = 1):
     ok = group.all_gather(message.finite.float().view(1)).min() == 1
     update = torch.cat([rows.sum(0) / group.size, rows.new_zeros(1)])
     memory["dense-int8.steps"] = memory.get("dense-int8.steps", torch.zeros(1)) + times
-    return Outcome(torch.where(ok, update, float("nan")), message.sparse, ok)
+    return Outcome(torch.where(ok, update, float("nan")), Entries(message.sparse), ok)
 
 
 def dense_bytes(ranks, size, capacity, encoding, **options):

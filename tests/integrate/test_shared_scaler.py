@@ -45,7 +45,7 @@ def shared(rank, known, fused):
             # What became of the step is not settled yet: it has to be in the checkpoint.
             for one in both:
                 saved = one.wire.state_dict()
-                one.wire.skips.taken.flag.zero_()
+                one.wire.status.optimizer_watch.stepped.zero_()
                 one.wire.load_state_dict(saved)
     found = [(one.ledger.error(), one.wire.stats().skipped) for one in both]
     for one in both:

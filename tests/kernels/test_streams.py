@@ -5,7 +5,7 @@ import torch
 
 from gradwire.config import Config
 from gradwire.kernels.streams import tensors_in
-from gradwire.ranks.echo import Mirror
+from gradwire.ranks.echo import EchoGroup
 from gradwire.state.state import State
 from gradwire.types import Slot
 
@@ -15,7 +15,7 @@ SIZE = 100_000
 def opened(device):
     state = State(Config("dgc", density=0.01, dense_below=0, momentum=0.9))
     slot = Slot("w", (SIZE,), (1,), torch.float32, numel=SIZE)
-    state.open([slot], torch.device(device), Mirror(2, on_stream=device == "cuda"))
+    state.open([slot], torch.device(device), EchoGroup(2, on_stream=device == "cuda"))
     return state
 
 
@@ -28,12 +28,19 @@ def test_everything_a_bundle_holds_is_found():
     state = opened("cpu")
     step(state, torch.randn(SIZE))
     bundle = state.bundles[0]
-    bundle.held = [(0, torch.zeros(3))]
+    bundle.pending.withheld = [(0, torch.zeros(3))]
     bundle.memory["m"] = torch.zeros(2)
     found = {id(tensor) for tensor in tensors_in(state.bundles)}
-    sent = bundle.delivered
-    wanted = [bundle.buffer, bundle.velocity, bundle.held[0][1], bundle.memory["m"], bundle.sent]
-    assert {id(t) for t in (*wanted, sent.ok, sent.indices, sent.values)} <= found
+    pending = bundle.pending
+    sent = pending.delivered.sparse
+    wanted = [
+        bundle.buffer,
+        bundle.velocity,
+        bundle.withheld[0][1],
+        bundle.memory["m"],
+        bundle.tally.sent,
+    ]
+    assert {id(t) for t in (*wanted, pending.ok, sent.indices, sent.values)} <= found
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -17,7 +17,7 @@ from gradwire.kernels.draw_torch import draw_torch, pick_torch
 from gradwire.kernels.scan_torch import scan_torch
 from gradwire.kernels.topk_torch import topk_torch
 from gradwire.state.choice import choose
-from gradwire.types import Delivered, Memory, Slot
+from gradwire.types import Entries, Memory, Slot, Sparse
 
 pytestmark = gpu
 
@@ -41,19 +41,14 @@ def bundle(size=SIZE):
 def step(b, gradient, density=0.001):
     """accumulate to encode, then decode of two such messages."""
     choice = choose(b, Config(density=density), 0, 4, False)
-    scan = b.accumulate([(0, gradient)], choice.group, FINE, rough=choice.rough)
-    indices, values = kernels.select(b.u, choice.k, scan.maxima, scan.group, scan.edge)
+    scan = b.accumulate([(0, gradient)], choice.block, FINE, maxima16=choice.maxima16)
+    indices, values = kernels.select(b.u, choice.k, scan.maxima, scan.block, scan.edge)
     count = torch.full((), choice.k, dtype=torch.int32, device=DEVICE)
-    message = encode(kernels_sparse(indices, values, count, b.size), scan.finite)
-    b.delivered = Delivered(scan.finite, indices, values)
+    sparse = Sparse(indices, values, count, b.size)
+    message = encode(sparse, scan.finite)
+    b.deliver(Entries(sparse), scan.finite)
     both = torch.stack([message.buffer, message.buffer])
     return indices, kernels.decode(both, message.buffer, b.size, choice.k, torch.float32)[0]
-
-
-def kernels_sparse(indices, values, count, size):
-    from gradwire.types import Sparse
-
-    return Sparse(indices, values, count, size)
 
 
 def test_no_host_sync(no_sync):
@@ -71,7 +66,7 @@ def test_a_captured_step_replays_with_new_data(size):
     for _ in range(3):
         step(b, gradient)
     b.buffer.zero_()
-    b.delivered = None
+    b.pending = None
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         indices, mean = step(b, gradient)
@@ -98,12 +93,13 @@ def test_a_captured_step_replays_with_new_data(size):
 def test_methods_do_not_wait_and_can_be_captured(method, size):
     b, gradient = bundle(size), torch.randn(size, device=DEVICE)
     choice = choose(b, Config(method=method, density=0.001), 0, 4, False)
+    bound = METHODS[method].bind({})
 
     def once():
-        METHODS[method].begin(b.u, choice.k, b.memory, {})
-        scan = b.accumulate([(0, gradient)], choice.group, FINE, rough=choice.rough)
-        sparse = METHODS[method].run(b.u, choice.k, b.memory, scan)
-        b.delivered = Delivered(scan.finite, sparse.indices, sparse.values)
+        bound.prefetch(b.u, choice.k, b.memory)
+        scan = b.accumulate([(0, gradient)], choice.block, FINE, maxima16=choice.maxima16)
+        sparse = bound.choose(b.u, choice.k, b.memory, scan)
+        b.deliver(Entries(sparse), scan.finite)
         return sparse
 
     once()
@@ -113,7 +109,7 @@ def test_methods_do_not_wait_and_can_be_captured(method, size):
         once()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    b.delivered = None
+    b.pending = None
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         sparse = once()

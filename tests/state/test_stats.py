@@ -70,11 +70,11 @@ def test_a_step_is_counted_when_the_next_one_begins():
     for step in range(2):
         cluster.average([torch.randn(1000) for _ in range(2)])
         (bundle,) = cluster._states[0].bundles
-        assert int(bundle.sent) == 10 * step
-        assert bool(bundle.energy[0] > 0) == (step > 0)
+        assert int(bundle.tally.sent) == 10 * step
+        assert bool(bundle.tally.energy[0] > 0) == (step > 0)
     stats = cluster.stats()
     assert stats.achieved_density == 0.01
-    assert int(bundle.sent) == 20
+    assert int(bundle.tally.sent) == 20
 
 
 def test_a_growing_residual_is_warned_about_once():

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.compress.parts.partition import between, share, turn
+from gradwire.compress.parts.partition import between, capacity_per_rank, turn
 from gradwire.kernels.largest_torch import in_rows
 from gradwire.types import ALIGN, Memory, Scan, Sparse
 
@@ -37,7 +37,7 @@ def deft(u: Tensor, k: int, memory: Memory, scan: Scan | None = None) -> Sparse:
     mine = binned(memory["counts"], memory.ranks) == turn(memory, u.device)
     energy, firsts = _norms(rows).square(), -(-bounds // ALIGN)
     norms = torch.segment_reduce(energy, "sum", offsets=firsts, unsafe=True).sqrt()
-    room = share(k, u.numel(), memory.ranks)
+    room = capacity_per_rank(k, u.numel(), memory.ranks)
     wanted = torch.where(mine, portions(norms, sizes.clamp(max=room), k), 0)
     if scan is not None and scan.maxima is not None:
         maxima = scan.maxima.view(rows.shape[0], -1).amax(dim=1)

@@ -20,8 +20,8 @@ FAR = 1.25
 PACE = 0.005
 
 
-def share(k: int, size: int, ranks: int) -> int:
-    """The entries that one worker's message has room for."""
+def capacity_per_rank(k: int, size: int, ranks: int) -> int:
+    """Return the entries that one rank's message has room for."""
     return min(size, ROOM * -(-k // ranks))
 
 
@@ -37,8 +37,8 @@ def turn(memory: Memory, device: torch.device) -> Tensor:
 def threshold(u: Tensor, k: int, memory: Memory, scan: Scan | None) -> Tensor:
     """memory["theta"]; the first is the k-th largest |u|, a real quantile."""
     if "theta" not in memory:
-        maxima, group = (scan.maxima, scan.group) if scan is not None else (None, 0)
-        largest = kernels.select(u, max(1, k), maxima, group)[1].float().abs().amin()
+        maxima, block = (scan.maxima, scan.block) if scan is not None else (None, 0)
+        largest = kernels.select(u, max(1, k), maxima, block)[1].float().abs().amin()
         # `above` leaves out what equals the threshold, and the k-th is to pass.
         memory["theta"] = torch.nextafter(largest, torch.zeros_like(largest))
     return memory["theta"]
@@ -47,13 +47,13 @@ def threshold(u: Tensor, k: int, memory: Memory, scan: Scan | None) -> Tensor:
 def passing(u: Tensor, k: int, inside: Tensor | None, memory: Memory, scan: Scan | None) -> Sparse:
     """What passes the threshold in the blocks that are `inside` (bool; None is all of them)."""
     theta = threshold(u, k, memory, scan)
-    maxima, group = (scan.maxima, scan.group) if scan is not None else (None, 0)
+    maxima, block = (scan.maxima, scan.block) if scan is not None else (None, 0)
     if inside is not None:
         u = torch.where(inside[:, None], u.view(-1, ALIGN), 0).view(-1)
         if maxima is not None:
             maxima = torch.where(inside[:, None], maxima.view(inside.numel(), -1), 0).view(-1)
-    room = share(k, u.numel(), memory.ranks)
-    indices, values, count = kernels.above(u, theta, room, maxima, group)
+    room = capacity_per_rank(k, u.numel(), memory.ranks)
+    indices, values, count = kernels.above(u, theta, room, maxima, block)
     # Zero cannot be scaled: after gradients of zeros the smallest that was chosen takes its place.
     smallest = torch.where(indices < u.numel(), values.float().abs(), torch.inf).amin()
     theta.copy_(torch.where((theta == 0) & (count > 0), smallest, theta))

@@ -42,6 +42,8 @@ class Port:
 class Wire(Attached):
     """The handle that `attach` returns for DDP."""
 
+    engine: Engine
+
     def __init__(self, ddp: DistributedDataParallel, config: Config | None, **fields: Any) -> None:
         super().__init__(config, model=ddp.module, process_group=ddp.process_group, **fields)
         self.ddp = weakref.ref(ddp)
@@ -129,7 +131,7 @@ def _port_hook(port: Port, bucket: dist.GradBucket) -> Future[Tensor]:
         if wire.detaching and wire.flushed():
             wire.let_go()
             port.wire = wire = None
-    if wire is None or wire.engine is None:
+    if wire is None:
         return allreduce_hook(port.process_group, bucket)
     return wire.engine.hook(bucket)
 
@@ -142,9 +144,10 @@ def ddp_hook(state: State, bucket: dist.GradBucket) -> Future[Tensor]:
     used, and of a hook it cannot be asked which those are: from the second step on a parameter
     without a gradient, as find_unused_parameters allows, is an error. `attach` keeps it.
     """
-    if state.engine is None:
-        state.engine = Engine(state, refuse_unused=True)
-    return state.engine.hook(bucket)
+    engine = state.engine
+    if not isinstance(engine, Engine):
+        engine = state.engine = Engine(state, refuse_unused=True)
+    return engine.hook(bucket)
 
 
 def _parameters(module: DistributedDataParallel) -> list[nn.Parameter]:

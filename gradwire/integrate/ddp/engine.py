@@ -37,7 +37,7 @@ class Engine:
     def __init__(
         self, state: State, *, watch_unused: bool = False, refuse_unused: bool = False
     ) -> None:
-        self._state = weakref.proxy(state)
+        self._weak_state = weakref.ref(state)  # the State owns this engine
         self._watch_unused = watch_unused
         self._refuse_unused = refuse_unused
         self._names = state.model_names
@@ -45,8 +45,15 @@ class Engine:
         self._thread: OrderedThread | None = None
         self._stream: torch.cuda.Stream | None = None
         self.broken: Exception | None = None
-        """What ended the exchange; autograd passes on its words, but not its kind."""
-        self._early: list[Arrival] = []
+        """The error that ended the exchange."""
+        self._pending_buckets: list[Arrival] = []
+
+    @property
+    def _state(self) -> State:
+        state = self._weak_state()
+        if state is None:
+            raise ExchangeError("the wire is gone: keep what gradwire.attach returned")
+        return state
 
     def open(self, parameters: Sequence[Tensor]) -> None:
         """Meet the other ranks and allocate the residuals. A collective call."""
@@ -78,7 +85,7 @@ class Engine:
         return {
             "bounds of method='auto'": None if state.auto is None else state.auto.bounds,
             "unused parameters (find_unused_parameters, static_graph)": self._watch_unused,
-            **state.skips.told(),
+            **state.status.told(),
         }
 
     def close(self) -> None:
@@ -109,17 +116,17 @@ class Engine:
             self._time(bucket, self._state.auto)
         ready = self._ready()
         refusal = self._refusal(bucket)
-        for early in self._early or [(bucket, raw)]:
-            self._submit(early, ready, refusal)
-        self._early = []
+        for arrival in self._pending_buckets or [(bucket, raw)]:
+            self._submit(arrival, ready, refusal)
+        self._pending_buckets = []
         return answer
 
     def _first_step(self, bucket: dist.GradBucket, raw: "Future[object]") -> bool:
         """Without a model the parameters are known when the first step's last bucket is here."""
-        self._early.append((bucket, raw))
+        self._pending_buckets.append((bucket, raw))
         if not bucket.is_last():
             return False
-        order = [b for b, _ in self._early]
+        order = [b for b, _ in self._pending_buckets]
         if self._names is not None:
             by_id = {id(p): p for b in order for p in b.parameters()}
             parameters = [by_id[i] for i in reversed(self._names) if i in by_id]
@@ -156,7 +163,12 @@ class Engine:
 
         The first step's are not known, and nothing is kept for them yet that could be lost.
         """
-        if not self._refuse_unused or self._used is None or not bucket.is_last() or self._early:
+        if (
+            not self._refuse_unused
+            or self._used is None
+            or not bucket.is_last()
+            or self._pending_buckets
+        ):
             return ""
         said = self._used.refusal()
         self._used.clear()

@@ -14,12 +14,13 @@ from gradwire.config import Config
 from gradwire.errors import AttachError, ConfigError, GradwireError, one_line
 from gradwire.integrate.adam import warn_of_adam
 from gradwire.integrate.attached import Attached
-from gradwire.integrate.fsdp.axes import check_axes, group_of, own_group, share
+from gradwire.integrate.fsdp.axes import check_axes, group_of, own_group
 from gradwire.integrate.fsdp.shards import Shards
 from gradwire.integrate.fsdp.units import Unit, sharded_parameters, units_of
 from gradwire.integrate.handshake import compare, meet
 from gradwire.integrate.versions import note_torch, torch_is_unknown
 from gradwire.ranks.group import DistributedGroup
+from gradwire.ranks.together import raise_together
 from gradwire.state.drift import Watch
 from gradwire.state.names import unwrapped
 from gradwire.state.saved import sharded
@@ -72,6 +73,7 @@ class ShardedWire(Attached):
     """The handle that `attach` returns for a sharded model. Its ranks are the replicas."""
 
     sharded = True
+    engine: Shards
 
     def __init__(
         self, model: nn.Module, units: list[Unit], config: Config | None, **fields: Any
@@ -97,11 +99,11 @@ class ShardedWire(Attached):
     @property
     def last_skipped(self) -> Tensor:
         """Whether the step before this one was skipped, as this one found when it began."""
-        return self.skips.before
+        return self.status.before
 
     def put_back(self) -> None:
         """What the last step delivered never reached the optimiser."""
-        self.skips.by_user = True
+        self.status.by_user = True
         self.unsent |= self.engine.processed.keys()
 
     def detach(self) -> None:
@@ -207,7 +209,7 @@ def _open(wire: ShardedWire, root: FSDPModule, device: torch.device) -> None:
     shards = own_group(shard_group, device, timedelta(seconds=wire.config.timeout))
     error: GradwireError | None = None
     try:
-        group = meet(wire.process_group, wire.config, slots, device, wire.skips.told())
+        group = meet(wire.process_group, wire.config, slots, device, wire.status.told())
         if not any(slot.numel for slot in slots):
             raise ConfigError(
                 f"shard {shards.rank} of {shards.size} holds no entry of the model: use fewer"
@@ -215,7 +217,7 @@ def _open(wire: ShardedWire, root: FSDPModule, device: torch.device) -> None:
         wire.open(slots, device, group)
     except GradwireError as failure:
         error = failure
-    share(shards, error, ConfigError)
+    raise_together(shards, error, ConfigError, who=f"shard {{rank}} of {shards.size} failed")
     fields = wire.config.asdict() | {"parameters": [[s.name, str(s.dtype)] for s in slots]}
     compare(shards, fields)
     wire.shard, wire.shards = shards.rank, shards.size

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from gradwire.errors import AttachError, GradwireError
+from gradwire.errors import AttachError
 from gradwire.ranks.communicator import take
 from gradwire.ranks.group import DistributedGroup
 
@@ -67,13 +67,3 @@ def own_group(
     over = DistributedGroup(ranks, device, timeout)
     own = take(dist.get_process_group_ranks(ranks), timeout, over)
     return DistributedGroup(own, device, timeout)
-
-
-def share(shards: DistributedGroup, error: GradwireError | None, kind: type[GradwireError]) -> None:
-    """Raises on all shards when one has an error: there its own, elsewhere one that names it."""
-    flag = torch.tensor([error is not None], dtype=torch.uint8, device=shards.device)
-    failed = shards.all_gather(flag).flatten().tolist()
-    if error is not None:
-        raise error
-    if any(failed):
-        raise kind(f"shard {failed.index(1)} of {shards.size} failed: its ranks say why")

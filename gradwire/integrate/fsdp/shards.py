@@ -14,9 +14,9 @@ from torch.distributed.fsdp import FSDPModule
 
 from gradwire.accumulate import Bundle
 from gradwire.errors import AttachError, ConfigError, DriftError, ExchangeError
-from gradwire.integrate.fsdp.axes import share
 from gradwire.integrate.fsdp.units import Unit
 from gradwire.ranks.group import DistributedGroup
+from gradwire.ranks.together import raise_together
 
 if TYPE_CHECKING:
     from gradwire.integrate.fsdp import ShardedWire
@@ -34,11 +34,12 @@ class Shards:
     def __init__(
         self, wire: "ShardedWire", root: FSDPModule, units: Sequence[Unit], shards: DistributedGroup
     ) -> None:
-        self._wire = weakref.proxy(wire)
+        self._weak_wire = weakref.ref(wire)  # the wire owns these shards
         self._root = root
         self._units = units
         self.shards = shards
-        self._broken: Exception | None = None
+        self.broken: Exception | None = None
+        """The error that ended the exchange."""
         self._stream: torch.cuda.Stream | None = None
         self._fired: dict[int, int] = {}
         """The units of this backward pass, and the autograd task in which each was handed over."""
@@ -47,17 +48,24 @@ class Shards:
         self.begun = False
         """Whether the step that the next shard belongs to has begun."""
 
+    @property
+    def _wire(self) -> "ShardedWire":
+        wire = self._weak_wire()
+        if wire is None:
+            raise ExchangeError("the wire is gone: keep what gradwire.attach returned")
+        return wire
+
     def close(self) -> None:
         """Afterwards nothing is exchanged any more."""
-        self._broken = self._broken or ExchangeError(
+        self.broken = self.broken or ExchangeError(
             "the wire was closed: to go on with plain all-reduce call wire.detach() instead"
         )
 
     @torch.no_grad()
     def hook(self, unit: Unit, flat: Tensor) -> None:
         """Replace a flat shard by its mean; called by FSDP2, in the same order on every rank."""
-        if self._broken is not None:
-            raise self._broken
+        if self.broken is not None:
+            raise self.broken
         try:
             parts = unit.parts(flat)
             self._enter(unit)
@@ -88,7 +96,7 @@ class Shards:
                 f"before the hook: use set_requires_gradient_sync(False) until the last one"
             )
         for bundle in bundles:
-            self._wire.hold(bundle, [parts[slot.name] for slot in bundle.slots])
+            self._wire.add_microbatch(bundle, [parts[slot.name] for slot in bundle.slots])
         self._wire.unsent.add(unit.index)
 
     def _exchange(self, bundle: Bundle, gradients: Sequence[Tensor]) -> Tensor:
@@ -142,7 +150,9 @@ class Shards:
             self._wire.check_drift()
         except DriftError as drift:
             error = drift
-        share(self.shards, error, DriftError)
+        raise_together(
+            self.shards, error, DriftError, who=f"shard {{rank}} of {self.shards.size} failed"
+        )
 
     def _leave(self) -> None:
         """A backward pass ends; it may be one inside another, which FSDP2's own mark tells."""
@@ -168,14 +178,14 @@ class Shards:
             self._settle_others()
             bad = torch.zeros(1, dtype=torch.float32, device=device)
             for bundle in self._delivered():
-                assert bundle.delivered is not None, "a bundle was processed without delivering"
-                bad += ~bundle.delivered.ok
+                assert bundle.pending is not None, "a bundle was processed without delivering"
+                bad += ~bundle.pending.ok
             ok = self.shards.all_reduce(bad)[0] == 0
         if self._stream is not None:
             torch.cuda.current_stream(device).wait_stream(self._stream)
         for bundle in self._delivered():
-            assert bundle.delivered is not None
-            bundle.delivered.ok = ok
+            assert bundle.pending is not None
+            bundle.pending.ok = ok
         _mark(units, ok)
 
     def _fail(self, bundle: Bundle, error: Exception) -> NoReturn:
@@ -190,7 +200,7 @@ class Shards:
 
     def _give_up(self, error: Exception) -> None:
         """Nobody may wait for ever: release the peers, and end here."""
-        self._broken = error
+        self.broken = error
         self._wire.group.give_up()
         self.shards.give_up()
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gradwire.errors import ConfigError, ExchangeError, GradwireError, StateError, one_line
 from gradwire.ranks.group import uncounted
-from gradwire.ranks.together import fail_together, gather_words
+from gradwire.ranks.together import gather_words, raise_together
 from gradwire.state.saved.files import replace
 from gradwire.state.saved.manifest import (
     MANIFEST,
@@ -156,7 +156,7 @@ def load(state: "State", folder: str | os.PathLike[str]) -> None:
     except Exception as error:  # of whatever kind: the others wait
         failure = StateError(f"{path} cannot be read: {one_line(error)}")
         failure.__cause__ = error
-    fail_together(state.group, failure, StateError)
+    raise_together(state.group, failure, StateError)
     _compare(state, path, [manifest["sha256"], *shared])
     if mine:
         state.load_state_dict(mine)

@@ -8,19 +8,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from gradwire.accumulate.delivery import Pending
 from gradwire.accumulate.layout import place
 from gradwire.config import Config
 from gradwire.errors import StateError, one_line
 from gradwire.state.saved.check import check_bundles, check_numbers, check_sizes, check_tensors
-from gradwire.types import Delivered
+from gradwire.types import Delivered, Entries, Everything, Rounded, Sparse
 
 if TYPE_CHECKING:
     from gradwire.accumulate import Bundle
     from gradwire.state.state import State
 
 VERSION = 1
-FIELDS = ("indices", "values", "loss", "masked")
-"""Of Delivered, those that may be None."""
 
 
 @torch.no_grad()
@@ -49,12 +48,13 @@ def header(state: "State") -> dict[str, Any]:
         "world_size": state.group.size,
         "steps": state.steps,
         "counts": dict(state._counts) | _counts_now(state),
-        "scale": None if state.skips.scale is None else state.skips.scale.cpu(),
+        "scale": None if state.status.scale is None else state.status.scale.cpu(),
         "skipped": bool(state.was_skipped()),
-        "user_skip": state.skips.by_user,
-        "taken": state.skips.taken is not None and bool(state.skips.taken.flag),
+        "user_skip": state.status.by_user,
+        "taken": state.status.optimizer_watch is not None
+        and bool(state.status.optimizer_watch.stepped),
         "flush": state._flush,
-        "worth": [state.worth.lr, state.worth.factor],
+        "worth": [state.lr.rate, state.lr.factor],
         "config": state.config.asdict(),
         "reason": state.reason,
         "bundles": [[slot.name for slot in bundle.slots] for bundle in state.bundles],
@@ -75,7 +75,7 @@ def resume(state: "State", saved: Mapping[str, Any]) -> None:
     """Take over a checked state whole, with what was delivered and is not settled yet."""
     restore(state, saved)
     for bundle, delivered in zip(state.bundles, saved["delivered"], strict=True):
-        bundle.delivered, bundle.held = _unpack(delivered, state.device)
+        bundle.pending = _unpack(delivered, bundle)
 
 
 def check_rank(state: "State", saved: Mapping[str, Any]) -> None:
@@ -151,17 +151,17 @@ def restore(state: "State", saved: Mapping[str, Any]) -> None:
     state._counts.clear()
     state._counts.update(saved["counts"])
     state._counts["bytes_before"] -= state.group.bytes_sent
-    state.skips.count.fill_(state._counts.pop("skipped", 0))
+    state.status.count.fill_(state._counts.pop("skipped", 0))
     state._flush = bool(saved.get("flush"))
-    if state.skips.taken is not None:
-        state.skips.taken.flag.fill_(bool(saved.get("taken")))
-    state.worth.lr, state.worth.factor = saved.get("worth", (0.0, 1.0))
+    if state.status.optimizer_watch is not None:
+        state.status.optimizer_watch.stepped.fill_(bool(saved.get("taken")))
+    state.lr.rate, state.lr.factor = saved.get("worth", (0.0, 1.0))
     scale = saved.get("scale")
-    state.skips.scale = None if scale is None else scale.to(state.device)
+    state.status.scale = None if scale is None else scale.to(state.device)
     # Before "skipped" a state said what there was to tell it from.
-    state.skips.resume(
+    state.status.resume(
         bool(saved.get("skipped", saved.get("user_skip"))),
-        None if "skipped" in saved else state.skips.scale,
+        None if "skipped" in saved else state.status.scale,
     )
 
 
@@ -203,40 +203,67 @@ def _by_name(state: "State", vectors: Sequence[Tensor | None]) -> dict[str, Tens
 def _counts_now(state: "State") -> dict[str, int]:
     return {
         "sent": state.entries_sent(),
-        "skipped": int(state.skips.count),
-        "clipped": state._counts["clipped"] + sum(int(b.clipped) for b in state.bundles),
+        "skipped": int(state.status.count),
+        "clipped": state._counts["clipped"] + sum(int(b.tally.clipped) for b in state.bundles),
         "bytes_before": state._counts["bytes_before"] + state.group.bytes_sent,
     }
 
 
 def _pack(bundle: "Bundle") -> dict[str, Any] | None:
-    if bundle.delivered is None:
+    """Return the pending delivery in the saved form; None when there is none.
+
+    The saved form says Everything by values None, and Rounded by indices None.
+    """
+    pending = bundle.pending
+    if pending is None:
         return None
-    d = bundle.delivered
-    packed: dict[str, Any] = {"ok": d.ok.cpu()}
-    for name in FIELDS:
-        tensor = getattr(d, name)
-        packed[name] = None if tensor is None else tensor.cpu()
-    held = [[offset, kept.cpu()] for offset, kept in bundle.held]
-    return packed | {"held": held, "forget": d.forget}
+    indices: Tensor | None = None
+    values: Tensor | None = None
+    match pending.delivered:
+        case Rounded(values):
+            pass
+        case Entries(sparse):
+            indices, values = sparse.indices, sparse.values
+    tensors = {
+        "indices": indices,
+        "values": values,
+        "loss": pending.mean_rounding,
+        "masked": pending.masked,
+    }
+    packed = {name: None if tensor is None else tensor.cpu() for name, tensor in tensors.items()}
+    return packed | {
+        "ok": pending.ok.cpu(),
+        "held": [[offset, kept.cpu()] for offset, kept in pending.withheld],
+        "forget": pending.forget,
+    }
 
 
-def _unpack(
-    packed: Mapping[str, Any] | None, device: torch.device
-) -> tuple[Delivered | None, list[tuple[int, Tensor]]]:
+def _unpack(packed: Mapping[str, Any] | None, bundle: "Bundle") -> Pending | None:
     if packed is None:
-        return None, []
-    tensors = {k: None if (t := packed.get(k)) is None else t.to(device) for k in FIELDS}
-    held = [(int(offset), kept.to(device)) for offset, kept in packed["held"]]
+        return None
+    device = bundle.buffer.device
+    indices, values, rounding, masked = (
+        None if (t := packed.get(name)) is None else t.to(device)
+        for name in ("indices", "values", "loss", "masked")
+    )
+    delivered: Delivered
+    if values is None:
+        delivered = Everything()
+    elif indices is None:
+        delivered = Rounded(values)
+    else:
+        count = (indices < bundle.size).sum(dtype=torch.int32)
+        delivered = Entries(Sparse(indices, values, count, bundle.size))
+    withheld = [(int(offset), kept.to(device)) for offset, kept in packed["held"]]
     forget = bool(packed.get("forget"))
-    return Delivered(packed["ok"].to(device), **tensors, forget=forget), held
+    return Pending(delivered, packed["ok"].to(device), rounding, masked, forget, withheld)
 
 
 def settle_saved(state: "State", saved: dict[str, Any]) -> None:
     """Subtract what a part has delivered, in place of the step that would have done it."""
     restore(state, saved)
     for bundle, delivered in zip(state.bundles, saved["delivered"], strict=True):
-        bundle.delivered, bundle.held = _unpack(delivered, state.device)
+        bundle.pending = _unpack(delivered, bundle)
     skipped = state.was_skipped()
     for bundle in state.bundles:
         bundle.settle(skipped)

@@ -111,7 +111,7 @@ def save(wire: Any, path: Path) -> None:
         failure = error
     except Exception as error:  # of whatever kind: the others wait
         failure = _refusal(path, error)
-    _fail_together(wire, failure, ExchangeError)
+    _raise_together(wire, failure, ExchangeError)
     try:
         _write(wire, path, token, content)
     except BaseException:
@@ -131,7 +131,7 @@ def _write(wire: Any, path: Path, token: str, content: dict[str, Any]) -> None:
         digests = _digests(path, token)
     except (Exception, dcp.CheckpointException) as error:
         failure = _refusal(path, innermost(error))
-    _fail_together(wire, failure, ExchangeError)
+    _raise_together(wire, failure, ExchangeError)
     every = _everywhere(wire, digests)
     files = {name: digest for found in every for name, digest in found.items()}
     if dist.get_rank() == 0:
@@ -139,7 +139,7 @@ def _write(wire: Any, path: Path, token: str, content: dict[str, Any]) -> None:
             write_manifest(path, {"steps": wire.steps, "run": wire.identity, "files": files})
         except Exception as error:
             failure = _refusal(path / MANIFEST, error)
-    _fail_together(wire, failure, ExchangeError)
+    _raise_together(wire, failure, ExchangeError)
     for name in named - files.keys():
         with contextlib.suppress(OSError):
             (path / name).unlink()
@@ -206,7 +206,7 @@ def load(wire: Any, path: Path) -> None:
     except Exception as error:  # of whatever kind: the others wait
         failure = StateError(f"{path} cannot be read: {one_line(error)}")
         failure.__cause__ = error
-    _fail_together(wire, failure, StateError)
+    _raise_together(wire, failure, StateError)
     _compare(wire, path, seal, shared)
     plain.restore(wire, ready)
     note_identity(wire, run)
@@ -263,7 +263,7 @@ def _everywhere(wire: Any, value: Any) -> list[Any]:
     return [one for row in gather_words(shards, mine, wire.device) for one in row]
 
 
-def _fail_together(wire: Any, failure: Exception | None, kind: type[GradwireError]) -> None:
+def _raise_together(wire: Any, failure: Exception | None, kind: type[GradwireError]) -> None:
     """Raises on every rank when one of them failed.
 
     A rank that failed raises its own error; the others a `kind` that names the first such rank.

@@ -7,7 +7,7 @@ from functools import partial
 import torch.distributed as dist
 
 from gradwire.integrate.attached import Attached
-from gradwire.ranks.echo import Mirror
+from gradwire.ranks.echo import EchoGroup
 from gradwire.stages import STAGES
 from gradwire.workbench.bench.contender import Contender, Task
 from gradwire.workbench.bench.job import Job
@@ -40,7 +40,7 @@ def _alone(name: str, job: Job, task: Task, place: Place) -> dict[str, float]:
     noop, other = (Contender.of(n, job, task, group) for n in ("noop", name))
     wire = other.wire
     if wire is not None:
-        wire.open(wire.slots, wire.device, Mirror(place.world, task.device.type == "cuda"))
+        wire.open(wire.slots, wire.device, EchoGroup(place.world, task.device.type == "cuda"))
         wire.clock.every = 1
     medians = []
     for contender in (noop, other):

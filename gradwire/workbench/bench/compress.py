@@ -16,7 +16,7 @@ from gradwire.config import Config, check_density
 from gradwire.errors import ConfigError, unknown
 from gradwire.registry import check_options, parse_options
 from gradwire.state.choice import choose
-from gradwire.types import MAX_SIZE, Delivered, Slot
+from gradwire.types import MAX_SIZE, Delivered, Entries, Everything, Slot
 from gradwire.workbench.bench.clock import Timing, measure
 from gradwire.workbench.bench.data import DATA, draw
 from gradwire.workbench.bench.path import local_path
@@ -148,39 +148,37 @@ class Step:
         self, bundle: Bundle, gradient: Tensor, method: str, density: float, never: Tensor,
         options: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:  # fmt: skip
-        self._bundle, self._never, self._options = bundle, never, options
+        self._bundle, self._never = bundle, never
         self._pieces = [(0, gradient)]
-        self._method = METHODS[method]
         config = Config(method=method, density=density, options=options, dense_below=0)
+        self._method = config.bound_method
         self._choice = choose(bundle, config, 0, 4, False)
         bundle.buffer.zero_()
         bundle.memory.clear()
-        bundle.delivered = None
+        bundle.pending = None
 
     @property
     def delivered(self) -> Delivered | None:
         """What the last call chose."""
-        return self._bundle.delivered
+        return None if self._bundle.pending is None else self._bundle.pending.delivered
 
     def __call__(self) -> None:
         bundle, choice, method = self._bundle, self._choice, self._method
-        if not choice.reason:
-            method.begin(bundle.u, choice.k, bundle.memory, self._options)
-        scan = bundle.accumulate(self._pieces, choice.group, self._never, rough=choice.rough)
+        if choice.selects:
+            method.prefetch(bundle.u, choice.k, bundle.memory)
+        scan = bundle.accumulate(self._pieces, choice.block, self._never, maxima16=choice.maxima16)
         if choice.reason:
-            bundle.delivered = Delivered(scan.finite)
+            bundle.deliver(Everything(), scan.finite)
             return
-        sparse = method.run(bundle.u, choice.k, bundle.memory, scan, **self._options)
-        bundle.delivered = Delivered(scan.finite, sparse.indices, sparse.values)
-        if method.learns is not None:
-            method.learns(bundle.memory, sparse, choice.k)
+        sparse = method.choose(bundle.u, choice.k, bundle.memory, scan)
+        bundle.deliver(Entries(sparse), scan.finite)
+        method.learn(bundle.memory, sparse, choice.k)
 
     def achieved(self) -> int:
         """Entries the last call chose."""
-        last = self._bundle.delivered
-        if last is None or last.indices is None:
+        if not isinstance(self.delivered, Entries):
             return self._bundle.entries
-        return int((last.indices < self._bundle.size).sum())
+        return int((self.delivered.sparse.indices < self._bundle.size).sum())
 
 
 def _floor(sets: Sets) -> list[Callable[[], object]]:

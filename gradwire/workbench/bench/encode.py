@@ -11,7 +11,7 @@ from gradwire import kernels
 from gradwire.encode import Encoding, Message, encode, nbytes
 from gradwire.encode.noise import Noise
 from gradwire.errors import ConfigError
-from gradwire.types import Sparse
+from gradwire.types import Entries, Sparse
 from gradwire.workbench.bench.clock import graphed, measure
 from gradwire.workbench.bench.compress import Sets, Step
 from gradwire.workbench.bench.row import device_name, versions
@@ -82,11 +82,9 @@ def parse(name: str) -> Encoding:
 
 
 def _chosen(step: Step, size: int) -> Sparse:
-    delivered = step.delivered
-    if delivered is None or delivered.indices is None or delivered.values is None:
+    if not isinstance(step.delivered, Entries):
         raise ConfigError(f"size {size:,}: at this density everything is sent, as it is")
-    k = torch.full((), delivered.indices.numel(), dtype=torch.int32, device=delivered.ok.device)
-    return Sparse(delivered.indices, delivered.values, k, size)
+    return step.delivered.sparse
 
 
 def _row(

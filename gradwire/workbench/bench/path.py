@@ -10,6 +10,7 @@ from gradwire.accumulate.bundle import Bundle
 from gradwire.compress import METHODS
 from gradwire.config import Config
 from gradwire.encode import encode
+from gradwire.kernels.target import Target
 from gradwire.ranks.virtual import VirtualGroup, VirtualRanks
 from gradwire.state.choice import choose
 
@@ -46,8 +47,14 @@ def local_path(
 
     def step(bundle: Bundle, gradient: Tensor) -> Callable[[], object]:
         bundle.buffer.zero_()
-        bundle.delivered = None
-        return lambda: path.average(bundle, [(0, gradient)], choice, config, group, never)
+        bundle.pending = None
+        pieces = [(0, gradient)]
+
+        def run() -> None:
+            into = Target(bundle.size, never.device)
+            path.average(path.Step(bundle, pieces, choice, config, group, never, into))
+
+        return run
 
     def floor(bundle: Bundle, gradient: Tensor) -> Callable[[], object]:
         residual = bundle.buffer[: gradient.numel()]

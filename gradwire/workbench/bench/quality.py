@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from gradwire.types import Delivered
+from gradwire.types import Delivered, Entries
 
 
 def quality(chosen: Delivered | None, u: Tensor, k: int) -> tuple[float | None, float | None]:
@@ -11,11 +11,12 @@ def quality(chosen: Delivered | None, u: Tensor, k: int) -> tuple[float | None, 
 
     Ties at the k-th magnitude count as found: any of them belongs to some exact top k.
     """
-    if chosen is None or chosen.indices is None:
+    if not isinstance(chosen, Entries):
         return None, None
     magnitudes = u.abs()
     largest = torch.topk(magnitudes, k, sorted=False).values
-    indices = chosen.indices[chosen.indices < u.numel()].long()
+    indices = chosen.sparse.indices
+    indices = indices[indices < u.numel()].long()
     kept = magnitudes[indices]
     found = min(k, int((kept >= largest.min()).sum()))
     whole = float(largest.double().square().sum())

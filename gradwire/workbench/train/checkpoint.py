@@ -21,7 +21,7 @@ import torch
 import gradwire
 from gradwire.errors import ExchangeError, GradwireError, StateError, one_line
 from gradwire.ranks.group import DistributedGroup
-from gradwire.ranks.together import fail_together, gather_words
+from gradwire.ranks.together import gather_words, raise_together
 from gradwire.state.saved.files import replace
 from gradwire.workbench.train.folder import CHECKPOINT, SAVED
 from gradwire.workbench.train.place import Place
@@ -122,7 +122,7 @@ def load(folder: Path, place: Place) -> dict[str, Any] | None:
     except StateError as error:
         failure = error
     group = DistributedGroup(place.control, CPU)
-    fail_together(group, failure, StateError, CPU)
+    raise_together(group, failure, StateError, CPU)
     digests = gather_words(group, digest.hex(), CPU)
     if odd := [rank for rank, other in enumerate(digests) if other != digests[0]]:
         raise StateError(f"{path}: rank {odd[0]} has another one than rank 0. Copy one to all.")

@@ -75,8 +75,9 @@ class Replica:
             loss.backward()
         except RuntimeError:
             # Autograd passes on the words of an error in a hook, but not its kind.
-            if self.wire.engine.broken is not None:
-                raise self.wire.engine.broken from None
+            engine = self.wire.engine
+            if engine is not None and engine.broken is not None:
+                raise engine.broken from None
             raise
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from gradwire.errors import ConfigError
-from gradwire.types import Delivered
+from gradwire.types import Entries, Sparse
 from gradwire.workbench.bench import bench_compress
 from gradwire.workbench.bench import compress as bench
 from gradwire.workbench.bench.data import DATA, draw, read_gradient
@@ -15,7 +15,8 @@ CPU = torch.device("cpu")
 
 
 def chosen(*indices):
-    return Delivered(torch.tensor(True), torch.tensor(indices, dtype=torch.int32))
+    values, count = torch.ones(len(indices)), torch.tensor(len(indices), dtype=torch.int32)
+    return Entries(Sparse(torch.tensor(indices, dtype=torch.int32), values, count, 5))
 
 
 def test_energy_and_recall_of_a_known_choice():

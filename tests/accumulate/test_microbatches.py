@@ -5,7 +5,7 @@ import torch
 
 from gradwire.accumulate import Bundle, Correction
 from gradwire.accumulate.layout import place
-from gradwire.types import Delivered, Slot
+from gradwire.types import Everything, Slot
 
 TAKEN, SKIPPED = torch.tensor(False), torch.tensor(True)
 
@@ -26,9 +26,9 @@ def test_held_and_delivered_later_is_the_sum(skipped):
     b = bundle()
     b.accumulate(pieces(b, 0), 0, TAKEN)
     before = b.u.clone() * skipped
-    b.delivered = Delivered(ok=~TAKEN)
+    b.deliver(Everything(), ok=~TAKEN)
     for seed in (1, 2):
-        b.hold(pieces(b, seed), skipped)
+        b.add_microbatch(pieces(b, seed), skipped)
     assert bool(b.accumulate(pieces(b, 3), 0, skipped).finite)
     for seed in (1, 2, 3):
         for offset, gradient in pieces(b, seed):
@@ -43,14 +43,14 @@ def test_one_that_is_not_finite_spoils_the_step_and_only_that(bad):
         gradients = pieces(b, micro)
         if micro == bad:
             gradients[0][1][3] = float("inf")
-        b.hold(gradients, TAKEN)
+        b.add_microbatch(gradients, TAKEN)
     assert not bool(b.accumulate(pieces(b, 2), 0, TAKEN).finite)
     assert torch.isfinite(b.u).all()
-    b.delivered = Delivered(ok=TAKEN)
+    b.deliver(Everything(), ok=TAKEN)
     assert bool(b.accumulate(pieces(b, 3), 0, SKIPPED).finite)
 
 
 def test_momentum_does_not_decay_by_micro_batches():
     b = bundle(correction=Correction(momentum=0.9))
     with pytest.raises(AssertionError, match="would decay"):
-        b.hold(pieces(b, 0), TAKEN)
+        b.add_microbatch(pieces(b, 0), TAKEN)

@@ -16,7 +16,7 @@ SIZE = 138_357_568
 
 
 @pytest.mark.parametrize(
-    ("device", "density", "chunk", "group"),
+    ("device", "density", "chunk", "block"),
     [
         (CUDA, 0.001, 4096, 64),
         (CUDA, 0.0039, 4096, 64),
@@ -28,17 +28,18 @@ SIZE = 138_357_568
         (CUDA, 0.001, 1000, 0),
     ],
 )
-def test_chunked_wants_groups_that_divide_its_chunks(device, density, chunk, group):
+def test_chunked_wants_blocks_that_divide_its_chunks(device, density, chunk, block):
     k = round(density * SIZE)
-    assert METHODS["chunked"].group_of(k, SIZE, device, {"chunk": chunk}) == group
+    assert METHODS["chunked"].bind({"chunk": chunk}).block(k, SIZE, device) == block
 
 
 def test_randk_wants_none_and_others_what_topk_wants():
     for k in (SIZE // 10_000, SIZE // 1000, SIZE // 100, SIZE // 10):
-        assert METHODS["randk"].group_of(k, SIZE, CUDA, {}) == 0
+        assert METHODS["randk"].bind({}).block(k, SIZE, CUDA) == 0
         for method in ("topk", "gaussiank", "trimmed"):
             for device in (CPU, CUDA):
-                assert METHODS[method].group_of(k, SIZE, device, {}) == group_size(SIZE, k, device)
+                block = METHODS[method].bind({}).block(k, SIZE, device)
+                assert block == group_size(SIZE, k, device)
 
 
 @pytest.mark.parametrize(("method", "wanted"), [("chunked", 16), ("randk", 0), ("topk", 64)])
@@ -47,19 +48,19 @@ def test_the_scan_of_a_step_is_told(method, wanted):
     bundle = Bundle([slot], CPU, rank=0, index=0, dense=False)
     options = {"chunk": 112} if method == "chunked" else {}
     choice = choose(bundle, Config(method=method, density=0.001, options=options), 0, 4, False)
-    assert choice.group == wanted
+    assert choice.block == wanted
 
 
 def test_chunked_hands_its_maxima_on(monkeypatch):
-    """With the maxima of another u the groups that they name are looked at."""
+    """With the maxima of another u the blocks that they name are looked at."""
     slot = Slot("w", (8192,), (1,), torch.float32, 0, 8192)
     bundle = Bundle([slot], CPU, rank=0, index=0, dense=False)
     seen = []
     real = kernels.chunks
     monkeypatch.setattr(kernels, "chunks", lambda *a: seen.append(a[4:]) or real(*a))
     choice = choose(bundle, Config(method="chunked", density=0.001), 0, 4, False)
-    scan = bundle.accumulate([(0, torch.randn(8192))], choice.group, torch.tensor(False))
+    scan = bundle.accumulate([(0, torch.randn(8192))], choice.block, torch.tensor(False))
     METHODS["chunked"].run(bundle.u, choice.k, bundle.memory, scan)
-    ((maxima, group),) = seen
-    assert group == 64
+    ((maxima, block),) = seen
+    assert block == 64
     assert torch.equal(maxima, bundle.u.view(-1, 64).abs().amax(1))
