@@ -96,7 +96,7 @@ def bench_exchange(
             known = EXCHANGES[name]
             own = [text for text in options if text.partition("=")[0] in known.options]
             config = Config(
-                method="dense" if name.startswith("dense") else method,
+                method="dense" if EXCHANGES[name].whole else method,
                 exchange=name,
                 density=density,
                 # What an exchange cannot send in this encoding it sends as fp32.

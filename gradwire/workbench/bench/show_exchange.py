@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from gradwire.exchange import EXCHANGES
 from gradwire.workbench.bench.exchange import ExchangeRow
 from gradwire.workbench.bench.show import as_count, open_figure, save_figure
 
@@ -78,7 +79,7 @@ def plot_exchange(rows: Sequence[ExchangeRow], path: Path) -> None:
 
 def _line(axes: "Axes", name: str, points: Sequence[tuple[int, float]], i: int) -> None:
     # Lines that lie on each other are told apart by their marks.
-    style = "--" if name.startswith("dense") else "-"
+    style = "--" if EXCHANGES[name].whole else "-"
     marks = "osv^D<>PX*"
     if points:
         axes.plot(
