@@ -1,1 +1,1 @@
-"""What a rank remembers, and what it does in a step."""
+"""One rank's state: its choices, its steps, its statistics, its checkpoints."""

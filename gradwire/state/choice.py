@@ -1,4 +1,4 @@
-"""What one bundle does in one step: how many entries, by which exchange, and why."""
+"""The choice for one bundle in one step: how many entries, by which exchange, and the reason."""
 
 import itertools
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Drift watch: every N steps, do all replicas still hold the same bits?"""
+"""Drift watch: compare the parameters of all replicas, bit by bit, every N steps."""
 
 import weakref
 from collections import Counter
@@ -12,17 +12,18 @@ from gradwire.ranks.group import Group
 from gradwire.state.names import plain_name, unwrapped
 
 WORDS_CPU, WORDS_GPU = 2**16, 2**22
-"""Words in one go: what a core's cache holds, or enough that launches do not count."""
+"""Words per pass: as many as a core's cache holds; on GPUs enough to hide the launch."""
 
 FACTORS = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
 
 
 def digest(tensor: Tensor) -> Tensor:
-    """64 bits (0-d int64, on the device) that depend on every bit of `tensor` and its place.
+    """Return 64 bits (0-d int64, on the device) that depend on every bit of `tensor` and its place.
 
-    The sum over i of mix(2^32 i + word i), mod 2^64, where mix is what SplitMix64 (Steele, Lea,
-    Flood 2014) does to its counter. mix is one to one: a change in one word is always seen, any
-    other all but once in 2^64. Whole numbers: the order of adding does not matter.
+    The digest is the sum over i of mix(2^32 i + word i), mod 2^64. mix is the function that
+    SplitMix64 (Steele, Lea, Flood 2014) applies to its counter. Because mix is one to one, a change
+    in one word always changes the digest; any other change does so but for once in 2^64. The sum is
+    of integers, so its order does not matter.
     """
     flat = tensor.detach().reshape(-1)
     words = flat.view({1: torch.uint8, 2: torch.int16}.get(flat.dtype.itemsize, torch.int32))
@@ -38,23 +39,23 @@ def digest(tensor: Tensor) -> Tensor:
 
 
 def _mix(x: Tensor) -> Tensor:
-    """In place: x ^= x >> 30, x *= first factor, x ^= x >> 27, x *= second, x ^= x >> 31."""
+    """Mix in place: x ^= x >> 30, x *= first factor, x ^= x >> 27, x *= second, x ^= x >> 31."""
     x = _fold(x, 30).mul_(FACTORS[0])
     x = _fold(x, 27).mul_(FACTORS[1])
     return _fold(x, 31)
 
 
 def _fold(x: Tensor, shift: int) -> Tensor:
-    # Shifts of int64 bring the sign in: it is masked off.
+    # A shift of int64 copies the sign bit, which the mask removes.
     return x.bitwise_xor_((x >> shift).bitwise_and_(2 ** (64 - shift) - 1))
 
 
 class Watch:
-    """Compares the parameters of `model` over all ranks at every `every`-th step.
+    """Comparison of the parameters of `model` over all ranks, at every `every`-th step.
 
-    All of them, frozen ones too, but for those that DDP was told to ignore; no buffers, in which
-    ranks may differ. It costs a pass over the parameters, 24 bytes to each rank and, on CUDA, one
-    wait for the device: without it nobody could raise an error.
+    Frozen parameters take part; parameters that DDP was told to ignore do not. Buffers do not
+    either, because ranks may differ in them. The comparison costs a pass over the parameters, 24
+    bytes per rank and, on CUDA, one wait for the device, without which no error could be raised.
     """
 
     def __init__(self, model: nn.Module | None, every: int) -> None:
@@ -62,26 +63,26 @@ class Watch:
             raise ConfigError(
                 f"watch={every} needs the parameters: use gradwire.attach, or State(model=model)"
             )
-        # The model holds the hook that holds this.
+        # Weak, because the model holds the hook, and the hook holds this watch.
         self._model = weakref.ref(unwrapped(model))
         self._every = every
 
     def due(self, steps: int) -> bool:
-        """Whether to look, with `steps` steps taken."""
+        """Return True if ranks are to be compared after `steps` steps."""
         return steps % self._every == 0
 
     @torch.no_grad()
     def check(self, group: Group, device: torch.device, steps: int) -> None:
-        """Raises DriftError on every rank unless all hold the same bits. A collective call."""
+        """Raise DriftError on every rank unless all hold the same bits. A collective call."""
         names, digests = self._digests(device)
         rows = group.compare(
             "watch", steps=steps, parameters=len(names), digest=int(digest(digests))
         )
-        for what, field in (("steps taken", "steps"), ("parameters", "parameters")):
-            odd = next((r for r, row in enumerate(rows) if row[field] != rows[0][field]), None)
-            if odd is not None:
+        for words, field in (("steps taken", "steps"), ("parameters", "parameters")):
+            rank = next((r for r, row in enumerate(rows) if row[field] != rows[0][field]), None)
+            if rank is not None:
                 raise DriftError(
-                    f"replicas differ: rank {odd} has {rows[odd][field]} {what}, rank 0 has "
+                    f"replicas differ: rank {rank} has {rows[rank][field]} {words}, rank 0 has "
                     f"{rows[0][field]}. All ranks must build, load and step alike."
                 )
         if any(row != rows[0] for row in rows):
@@ -100,13 +101,15 @@ class Watch:
 
 
 def _difference(names: Sequence[str], table: Sequence[Sequence[int]], steps: int) -> str:
-    """Which ranks do not hold what most ranks hold; where there is no majority, the later ones."""
+    """Return the error text: the ranks that differ from the majority, or from the first ranks."""
     columns = list(zip(*table, strict=True))
     differ = [i for i, column in enumerate(columns) if len(set(column)) > 1]
     column = columns[differ[0]]
     usual = Counter(column).most_common(1)[0][0]
-    odd = [str(rank) for rank, value in enumerate(column) if value != usual]
-    who = f"rank {odd[0]} differs" if len(odd) == 1 else f"ranks {', '.join(odd)} differ"
+    differing = [str(rank) for rank, value in enumerate(column) if value != usual]
+    who = f"ranks {', '.join(differing)} differ"
+    if len(differing) == 1:
+        who = f"rank {differing[0]} differs"
     return (
         f"replicas differ after {steps} steps: {who} from rank {column.index(usual)} in "
         f"{names[differ[0]]!r}, the first of {len(differ)} parameters that differ. Load the last "

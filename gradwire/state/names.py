@@ -1,10 +1,10 @@
-"""The names that state is kept under."""
+"""Parameter names without what wrappers add to them: the keys of all state."""
 
 from torch import nn
 
 
 def parameter_names(model: nn.Module) -> dict[int, str]:
-    """id(parameter) -> name without what wrappers put into it; those that need gradients."""
+    """Return id(parameter) -> plain name of each parameter that needs a gradient."""
     return {
         id(parameter): plain_name(name)
         for name, parameter in unwrapped(model).named_parameters()
@@ -13,7 +13,7 @@ def parameter_names(model: nn.Module) -> dict[int, str]:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside torch.compile and DDP."""
+    """Return the model inside torch.compile and DDP."""
     while isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
         model = inner
     if isinstance(model, nn.parallel.DistributedDataParallel):
@@ -22,5 +22,5 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name without what torch.compile puts into it."""
+    """Return a parameter's name without what torch.compile adds."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod")

@@ -39,7 +39,7 @@ log = logging.getLogger("gradwire")
 
 
 class Runner(Protocol):
-    """What takes a State's steps inside a backward pass: DDP's engine, FSDP2's shards."""
+    """Runner of a State's steps inside a backward pass: DDP's engine, or FSDP2's shards."""
 
     broken: Exception | None
     """The error that ended the exchange. Autograd passes on its words, but not its kind."""
@@ -50,8 +50,8 @@ class Runner(Protocol):
 class State:
     """One rank's residuals, memories, counters and schedule, keyed by parameter name.
 
-    Made by `attach`; or by hand for `ddp.register_comm_hook(State(density=0.01), ddp_hook)`, then
-    `model` gives the parameters their names (without it they are numbered as they arrive).
+    `attach` makes one. For `ddp.register_comm_hook(State(density=0.01), ddp_hook)` users make it;
+    then `model` gives the parameters their names. Without `model` they are numbered on arrival.
     """
 
     sharded = False
@@ -88,7 +88,7 @@ class State:
         """This wire's name on all ranks and in checkpoints; the first save or load sets it."""
         self.stopped = False
         self.reason = ""
-        """Why `method="auto"` chose this config."""
+        """The reason for which `method="auto"` chose this config."""
         self.bundles: list[Bundle] = []
         self.steps = 0
         self._counts: Counter[str] = Counter()
@@ -165,7 +165,7 @@ class State:
         prepare(self.bundles, config, self.group)
 
     def reorder(self, name: str, stride: tuple[int, ...]) -> None:
-        """Keep what waits for a parameter with other strides. Before its bundle's step."""
+        """Keep a parameter's residual with other strides. Called before its bundle's step."""
         bundle, old = self.home(name)
         new = replace(old, stride=stride)
         bundle.settle(self.status.before)
@@ -204,12 +204,12 @@ class State:
     # --- a step -------------------------------------------------------------------------------
 
     def check_drift(self) -> None:
-        """Raises DriftError when it is time to look and replicas differ. Before `begin`."""
+        """Raise DriftError if a comparison is due and replicas differ. Called before `begin`."""
         if self.watch is not None and self.watch.due(self.steps):
             self.watch.check(self.group, self.device, self.steps)
 
     def begin(self) -> None:
-        """A backward pass begins: find out what became of the last step."""
+        """Begin a step: learn if the optimiser took the last one, and count what it sent."""
         if self._is_new:
             keep_for_stream([self.bundles, self.status.scale], self.device)
             self._is_new = False
@@ -235,9 +235,9 @@ class State:
         return self._choices[bundle.index]
 
     def agree(self, what: str, bundle: Bundle) -> None:
-        """Raises on every rank unless all are about to exchange the same, after the same calls.
+        """Raise on every rank unless all are about to exchange the same, after the same calls.
 
-        Where collectives are enqueued on a stream nothing is asked: it would wait for the device.
+        Ranks that enqueue collectives on a stream do not ask: the answer would wait for the device.
         """
         if not self.group.on_stream:
             self.group.agree(
@@ -248,12 +248,12 @@ class State:
                 skipped=int(self.status.before),
                 learning_rate=self.lr.rate,
                 order=self._order,
-                # The last: it follows from the others, and they say why.
+                # The last, because a difference above explains a difference here.
                 entries=self.choose(bundle).k,
             )
 
     def home(self, name: str) -> tuple[Bundle, Slot]:
-        """Where a parameter lives."""
+        """Return the bundle and the slot of a parameter."""
         if name not in self._homes:
             raise unknown("parameter", name, self._homes)
         return self._homes[name]
@@ -304,7 +304,7 @@ class State:
             self._counts["sent"] += bundle.entries
 
     def entries_sent(self) -> int:
-        """By all bundles so far. Waits for the device."""
+        """Return the entries that all bundles have sent so far. Waits for the device."""
         for bundle in self.bundles:
             bundle.tally.add_up()
         return self._counts["sent"] + sum(int(bundle.tally.sent) for bundle in self.bundles)
@@ -319,27 +319,27 @@ class State:
     # --- what users call ----------------------------------------------------------------------
 
     def skip_step(self) -> None:
-        """The last step was not taken: put back what it delivered.
+        """Put back what the last step delivered, because the optimiser did not take it.
 
         For loops that check gradients themselves. Call it on every rank, after the backward pass
-        and before the next one. A GradScaler given as `scaler=` is noticed without it.
+        and before the next one. A GradScaler given as `scaler=` needs no such call.
         """
         if not self._pending():
             raise StateError("skip_step: there is no step to skip, no backward pass has run")
         self.status.by_user = True
 
     def flush(self) -> None:
-        """The next step sends everything that is kept. Call it on every rank."""
+        """Send everything that is kept with the next step. Call it on every rank."""
         self._flush = True
 
     def follow_lr(self, lr: float) -> None:
-        """The learning rate of the next step: what waits counts with that of its own step.
+        """Apply every gradient at the learning rate of its own step; `lr` is the next step's.
 
             wire.follow_lr(scheduler.get_last_lr()[0])
 
-        Without it a gradient that waits is applied at the rate of the step that sends it, in a
-        warm-up at a larger one than its own. Call it before every backward pass, on every rank;
-        from the second call on residuals are multiplied with the old rate over the new one.
+        Without it a gradient that waits is applied at the rate of the step that sends it. During a
+        warm-up that rate is larger than its own. Call it before every backward pass, on every
+        rank. From the second call on, residuals are multiplied by the old rate over the new rate.
         """
         self.lr.follow(lr)
 
@@ -349,20 +349,20 @@ class State:
         self.leave()
 
     def stop(self) -> None:
-        """End what runs beside the backward pass."""
+        """End the thread or hooks that run beside the backward pass."""
         self.stopped = True
         if self.engine is not None:
             self.engine.close()
         self.status.close()
 
     def leave(self) -> None:
-        """Give the communicators back. What is asked later goes over the model's own."""
+        """Give the communicators back. Later questions use the model's own."""
         if self.opened and isinstance(self.group, DistributedGroup):
             self.group.leave(self.process_group or dist.group.WORLD)
 
     @torch.no_grad()
     def residual(self, name: str) -> Tensor:
-        """A copy of this rank's residual of one parameter, in the parameter's shape, fp32."""
+        """Return a copy of this rank's residual of one parameter, in its shape, fp32."""
         self._check_opened("residual")
         bundle, slot = self.home(name)
         kept = bundle.view(bundle.residual(self.was_skipped()), slot)
@@ -370,7 +370,7 @@ class State:
 
     @torch.no_grad()
     def stats(self) -> Stats:
-        """The numbers so far. Waits for the device."""
+        """Return the numbers so far. Waits for the device."""
         self._check_opened("stats")
         return stats_of(self)
 
@@ -381,7 +381,7 @@ class State:
     # --- checkpoint ---------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's part: tensors, numbers and strings only, keyed by parameter name."""
+        """Return this rank's part: tensors, numbers and strings, keyed by parameter name."""
         return plain.state_dict(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -389,7 +389,7 @@ class State:
         plain.load_state_dict(self, state)
 
     def check_more(self, saved: Mapping[str, Any]) -> None:
-        """Raises StateError for a state that is not of gradients."""
+        """Raise StateError for a saved state that is not of gradients."""
         if "local" in saved:
             raise StateError(
                 "this state is of local_steps, whose residuals are of weights: load it into the "
@@ -397,10 +397,10 @@ class State:
             )
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Take over what all ranks of another number saved, the mean of `averaged`."""
+        """Take over what another number of ranks saved, with the mean of `averaged`."""
         plain.restore(self, saved)
 
 
 def _digest_of_order(slots: Sequence[Slot]) -> int:
-    """What ranks compare to see that they keep the entries of every parameter in one order."""
+    """Return a digest of all strides: ranks must keep every parameter's entries in one order."""
     return zlib.crc32(repr([slot.stride for slot in slots]).encode())

@@ -1,4 +1,4 @@
-"""What happened so far, in numbers."""
+"""The numbers of a run so far: bytes, densities, seconds, residuals."""
 
 import dataclasses
 import math
@@ -16,18 +16,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Stats:
-    """This rank's numbers since attaching (or since the start of the run that was resumed).
+    """One rank's numbers since `attach`, or since the start of the run that was resumed.
 
-    bytes_sent: what left this rank, padding included. bytes_dense: what a ring all-reduce of the
-    same gradients would have sent, 2 (P - 1) / P of their bytes. achieved_density: entries sent
-    over entries there were. seconds: time per stage, which overlaps with the backward pass; on CUDA
-    the first eight steps are timed and then one of eight, which stands for all.
-    value_error_db: energy that rounding the values took from the messages, relative to theirs, in
-    decibels; None where nothing was rounded. skipped: steps that the optimiser did not take.
-    leaked: energy that an exchange exempt from the law lost of what this rank chose, over all that
-    it chose; None for all others. clipped: how often a bundle's gradient was clipped. dense: why
-    bundles were sent whole, and how often. bundles, memory_bytes: how the model was cut, and what
-    that holds in memory.
+    bytes_sent: the bytes that left this rank, padding included.
+    bytes_dense: the bytes that a ring all-reduce of the same gradients would have sent,
+        2 (P - 1) / P times their size.
+    achieved_density: the entries sent, over all entries.
+    value_error_db: the energy that rounding took from the values sent, relative to theirs, in
+        decibels. None if nothing was rounded.
+    leaked: the energy that an exchange exempt from the law lost, over the energy of all that this
+        rank chose. None for every other exchange.
+    skipped: the steps that the optimiser did not take.
+    clipped: how often a bundle's gradient was clipped.
+    bundles, memory_bytes: the number of bundles, and the memory that they hold.
+    dense: by reason, how often a bundle was sent whole.
+    seconds: time per stage, which overlaps with the backward pass. On CUDA the first eight steps
+        are timed, and then one step of eight, which counts for all eight.
     """
 
     steps: int
@@ -46,19 +50,19 @@ class Stats:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def asdict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
+        """Return plain values, ready for JSON."""
         return dataclasses.asdict(self)
 
 
 class Growth:
-    """Warns once when the residual grew at each of the last ten looks, tenfold in all."""
+    """Watch for a residual that grew at each of the last ten looks, tenfold in all; warns once."""
 
     def __init__(self) -> None:
         self._norms: list[float] = []
         self._warned = False
 
     def look(self, norm: float, density: float) -> None:
-        """The norm of the residual now."""
+        """Take note of the present norm of the residual, and warn if it keeps growing."""
         self._norms = [*self._norms[-9:], norm]
         grown = all(a < b for a, b in zip(self._norms, self._norms[1:], strict=False))
         if self._warned or len(self._norms) < 10 or not grown or norm < 10 * self._norms[0]:
@@ -72,11 +76,11 @@ class Growth:
 
 
 def stats_of(state: "State") -> Stats:
-    """The numbers of one rank so far. Waits for the device."""
+    """Return the numbers of one rank so far. Waits for the device."""
     skipped, bundles, counts = state.was_skipped(), state.bundles, state._counts
     squares = [b.residual(skipped).square().sum(dtype=torch.float64) for b in bundles]
     norm = state.lr.factor * float(sum(squares)) ** 0.5 if squares else 0.0
-    # In units of a rate that falls it grows by that alone.
+    # Multiplied by the rate, because residuals are in units of a rate that may fall.
     state._growth.look(norm * (state.lr.rate or 1.0), state.config.density)
     sent = state.entries_sent()
     whole, lost = _sums([b.tally.energy for b in bundles])
