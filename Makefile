@@ -12,7 +12,7 @@ WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, len(os.sched_getaffinit
 # Packages are installed without their bytecode; what is compiled when it is imported is kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint check docs fuzz faults clean
+.PHONY: demo test test-library test-workbench lint check docs fuzz faults clean
 
 demo: $(VENV)/.ready
 	$(BIN)/gradwire train --model lenet5 --method topk --density 0.01 --workers 4 --compare dense --out runs/demo --overwrite
@@ -24,8 +24,15 @@ lint: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# All tests in one run: the two halves below share the pool of ranks and fill each other's waits.
 check: $(VENV)/.ready
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
+
+test-library: $(VENV)/.ready
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --ignore tests/workbench
+
+test-workbench: $(VENV)/.ready
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal tests/workbench
 
 # The documentation as a site of plain files: open site/index.html. `make check` builds it too.
 docs: $(VENV)/.ready
@@ -34,8 +41,8 @@ docs: $(VENV)/.ready
 # A million damaged messages into every decoder, three to seven minutes on one core; then 20,000 damaged files
 # into the loaders.
 fuzz: $(VENV)/.ready
-	$(BIN)/python -m tests.fuzz_messages --count 1000000
-	$(BIN)/python -m tests.fuzz_loaders --count 20000
+	$(BIN)/python -m faults.fuzz_messages --count 1000000
+	$(BIN)/python -m faults.fuzz_loaders --count 20000
 
 # Ranks killed, links cut, disks filled, and a table of what came of it (docs/limits.md). As root all of
 # it, otherwise without the cut link and the small disk. KEEP=--keep puts the figures into the docs.

@@ -13,8 +13,8 @@ from faults.row import Row
 
 TESTS = Path(__file__).parent.parent / "tests"
 FUZZERS = {
-    "damaged message": ("tests.fuzz_messages", 20_000),
-    "damaged file into a loader": ("tests.fuzz_loaders", 2_000),
+    "damaged message": ("faults.fuzz_messages", 20_000),
+    "damaged file into a loader": ("faults.fuzz_loaders", 2_000),
 }
 SUITES = {
     "damaged or foreign checkpoint": "damage or refused or flips_anywhere or another_model",

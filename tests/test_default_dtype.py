@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 import gradwire
 from gradwire.accumulate.schedule import entries
 from tests.exchange.cases import allowed, options
-from tests.law.test_law import gradients, violation
+from tests.law.cases import gradients, violation
 
 PACKAGE = Path(gradwire.__file__).parent
 FACTORIES = {

@@ -8,8 +8,8 @@ pytest.importorskip("matplotlib")
 if not sys.platform.startswith("linux"):
     pytest.skip("the limits on memory are Linux'", allow_module_level=True)
 
+from faults import fuzz_loaders
 from gradwire.errors import StateError
-from tests import fuzz_loaders
 
 
 def test_damaged_files_are_refused_or_valid_and_nothing_else():

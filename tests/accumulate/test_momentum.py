@@ -12,7 +12,8 @@ from gradwire.accumulate.momentum import clip_factor
 from gradwire.accumulate.schedule import entries
 from gradwire.exchange import EXCHANGES
 from tests.exchange.cases import SKETCHES, options
-from tests.law.test_law import CASES, DTYPES, KINDS, gradients, violation
+from tests.law.cases import KINDS, gradients, violation
+from tests.law.test_law import CASES, DTYPES
 
 PAIRS = sorted({(method, exchange) for method, exchange, _ in CASES})
 

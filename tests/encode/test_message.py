@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gradwire
+from faults.fuzz_messages import fuzz
 from gradwire.encode import HEADER, Encoding, decode, encode, nbytes
 from gradwire.encode.indices import index_bytes
 from gradwire.encode.values import VALUES
 from gradwire.errors import MessageError
 from gradwire.types import Sparse
-from tests.fuzz_messages import fuzz
 
 TRUE = torch.tensor(True)
 

@@ -9,7 +9,7 @@ from gradwire.encode import Encoding
 from gradwire.exchange import EXCHANGES
 from gradwire.types import align
 from tests.exchange.cases import SKETCHES, Hand, allowed, options
-from tests.law.test_law import gradients, violation
+from tests.law.cases import gradients, violation
 
 WORLDS = [1, 2, 3, 4, 5, 6, 8]
 KINDS = ["independent", "correlated", "identical", "heavy", "one worker", "zeros", "layers"]

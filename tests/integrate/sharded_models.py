@@ -7,7 +7,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import gradwire
-from tests.law.test_law import violation
+from tests.law.cases import violation
 
 
 class Block(nn.Module):

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire.compress import METHODS
 from tests.integrate import models
-from tests.law.test_law import violation
+from tests.law.cases import violation
 from tests.rank_pool import Ranks
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -12,27 +12,14 @@ from gradwire.types import align
 from tests.exchange.cases import Hand
 
 
-@pytest.mark.parametrize(
-    ("exchange", "values"),
-    [
-        ("allgather", "fp32"),
-        ("allgather", "bf16"),
-        ("union", "fp32"),
-        ("union", "bf16"),
-        ("gtopk", "fp32"),
-        ("gtopk", "bf16"),
-        ("dense", "fp32"),
-        ("dense-bf16", "fp32"),
-    ],
-)
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
-def test_predicted_bytes_are_counted_bytes(exchange, values, world):
-    cluster = gradwire.VirtualCluster(world, exchange=exchange, values=values, density=0.01)
+def test_a_cluster_counts_what_its_exchange_sends_and_what_dense_would(world):
+    """Of every exchange: tests/exchange/test_every.py, which also counts rounds."""
+    cluster = gradwire.VirtualCluster(world, density=0.01)
     cluster.average([torch.randn(3001) for _ in range(world)])
     k = entries(0.01, 3001)
-    predicted = EXCHANGES[exchange].bytes(world, align(3001), k, Encoding(values))
     stats = cluster.stats()
-    assert stats.bytes_sent == predicted
+    assert stats.bytes_sent == EXCHANGES["allgather"].bytes(world, align(3001), k, Encoding())
     assert stats.bytes_dense == 2 * (world - 1) * 4 * 3001 // world
 
 
@@ -83,3 +70,23 @@ def test_real_ranks_count_the_same(ranks):
     cluster = gradwire.VirtualCluster(3, density=0.01)
     cluster.average([torch.randn(3001) for _ in range(3)])
     assert ranks.run(3, real) == [cluster.stats().bytes_sent] * 3
+
+
+def test_a_shared_seed_sends_no_indices():
+    shared = gradwire.VirtualCluster(4, method="randk", density=0.1)
+    own = gradwire.VirtualCluster(4, method="randk", density=0.1, shared=False)
+    g = [torch.randn(1000) for _ in range(4)]
+    union = [int((c.average(g) != 0).sum()) for c in (shared, own)]
+    assert shared.stats().bytes_sent == 3 * (32 + 4 * 100 + 0)
+    assert own.stats().bytes_sent == 3 * (32 + 8 * 100)
+    assert union[0] == 100
+    assert union[1] > 300
+
+
+def test_bytes_decide_by_what_really_travels():
+    """At density 0.3 four ranks send more than dense with indices, and less without them."""
+    g = [torch.randn(1000) for _ in range(4)]
+    for shared, dense in ((True, {}), (False, {"bytes": 1})):
+        cluster = gradwire.VirtualCluster(4, method="randk", density=0.3, shared=shared)
+        cluster.average(g)
+        assert cluster.stats().dense == dense

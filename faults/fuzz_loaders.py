@@ -1,7 +1,7 @@
 """Damaged files into every loader: a clear error of one line or a valid answer, nothing else.
 
 Anything else is an exception of another kind, more than a gigabyte of memory, or ten seconds of
-processor time. CI runs a few hundred; `make fuzz`, or `python -m tests.fuzz_loaders`, many more.
+processor time. CI runs a few hundred; `make fuzz`, or `python -m faults.fuzz_loaders`, many more.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Damaged messages into every decoder: a clear error or a valid answer, nothing else.
 
-CI runs a few thousand; `make fuzz`, or `python -m tests.fuzz_messages --count 1000000`, a million.
+CI runs a few thousand; `make fuzz`, or `python -m faults.fuzz_messages --count 1000000`, a million.
 """
 
 import argparse
