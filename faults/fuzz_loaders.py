@@ -16,7 +16,7 @@ import tempfile
 import time
 import wave
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 import gradwire
+from gradwire import State, VirtualCluster
 from gradwire.config import Config
 from gradwire.errors import GradwireError
 from gradwire.plan.rate import parse_rate
@@ -162,11 +163,11 @@ def _run_pictures(path: Path) -> None:
 
 def _read_study(path: Path) -> None:
     folder = Folder(path, "bounds")
-    folder.head
+    _ = folder.head
     folder.rows()
 
 
-def _unchanged(cluster, load) -> None:
+def _unchanged(cluster: VirtualCluster, load: Callable[[], object]) -> None:
     """A load that is refused must leave the state as it was."""
     state = cluster._states[0]
     before = _kept(state)
@@ -177,7 +178,7 @@ def _unchanged(cluster, load) -> None:
         raise
 
 
-def _kept(state) -> tuple[object, ...]:
+def _kept(state: State) -> tuple[object, ...]:
     bundle = state.bundles[0]
     return state.steps, bundle.buffer.tolist(), bundle.velocity.tolist(), dict(state._counts)
 
@@ -278,10 +279,10 @@ def check(call: Callable[[], object]) -> str:
 
 
 @contextlib.contextmanager
-def limits():
+def limits() -> Iterator[None]:
     """Within this context memory is short, and time too for what `check` calls."""
 
-    def late(*_):
+    def late(*_: object) -> None:
         raise TimeoutError(f"more than {SECONDS:g} s")
 
     usual = resource.getrlimit(resource.RLIMIT_AS)
@@ -320,7 +321,7 @@ def words(rng: random.Random) -> Callable[[], object]:
     return lambda: Config(method=name, options=parse_options([text], name))
 
 
-def values(cluster, rng: random.Random) -> Callable[[], object]:
+def values(cluster: VirtualCluster, rng: random.Random) -> Callable[[], object]:
     """A state, or the options of a run, with something else in it."""
     if rng.random() < 0.3:
         options = scramble(resolve({"device": "cpu", "keep_dense": ["a*"]}).asdict(), rng)
@@ -356,7 +357,7 @@ def fuzz(count: int, seed: int = 0) -> dict[str, Counter[str]]:
     return outcomes
 
 
-def _one(loader: Loader | None, name: str, cluster, rng: random.Random) -> str:
+def _one(loader: Loader | None, name: str, cluster: VirtualCluster, rng: random.Random) -> str:
     if loader is None:
         return check(words(rng) if name == "words" else values(cluster, rng))
     file = rng.choice(sorted(loader.files))

@@ -15,6 +15,7 @@ import torch
 import gradwire
 from gradwire.encode import HEADER, Encoding, decode, encode
 from gradwire.encode.indices import INDICES
+from gradwire.encode.message import Message
 from gradwire.encode.values import VALUES
 from gradwire.errors import MessageError
 from gradwire.exchange.allgather import mean_of
@@ -25,7 +26,7 @@ WORDS = [0, 1, 2, -1, 31, 32, 33, 255, 256, 2**16, 2**24, 2**31 - 1, -(2**31)]
 
 
 @functools.cache
-def originals():
+def originals() -> list[Message]:
     """A message of every encoding and shape, as `Message`."""
     out = []
     for (size, k, padding), values, indices in itertools.product(SHAPES, VALUES, INDICES):
@@ -74,7 +75,7 @@ def damage(buffer: bytearray, other: bytes, rng: random.Random) -> bytes:
     return bytes(buffer)
 
 
-def check(message, raw: bytes, gathered: bool) -> str:
+def check(message: Message, raw: bytes, gathered: bool) -> str:
     """Decodes the bytes; "valid" or "refused". Anything wrong is an AssertionError.
 
     gathered: also as what a collective brought, which has the right length whatever is in it.
