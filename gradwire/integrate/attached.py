@@ -1,17 +1,33 @@
 """What the handles that `attach` returns have in common."""
 
 import warnings
+import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from gradwire.config import Config
+from gradwire.errors import ExchangeError
 from gradwire.ranks.group import uncounted
 from gradwire.state.state import State
 
+S = TypeVar("S", bound=State)
+
 TRIES = 10
 """Steps in which a parameter that is kept something for may be used again, after `detach`."""
+
+
+def alive(owner: "weakref.ref[S]") -> S:
+    """Return the State behind a weak reference, or raise ExchangeError if it is gone.
+
+    An engine and its parts are owned by their State. They refer to it weakly, so that a wire goes
+    with its model, and its thread with it, without waiting for the garbage collector.
+    """
+    state = owner()
+    if state is None:
+        raise ExchangeError("the wire is gone: keep what gradwire.attach returned")
+    return state
 
 
 class Attached(State):

@@ -5,6 +5,7 @@ is answered when all bundles it has a part in are done. Buckets arrive in the sa
 rank, and so bundles complete in the same order.
 """
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from gradwire.accumulate import Bundle
+from gradwire.integrate.attached import alive
 from gradwire.integrate.ddp.order import Part
 from gradwire.kernels.pieces import Piece, Pieces
 from gradwire.state.state import State
@@ -52,7 +54,7 @@ class Buckets:
     """Sorts the parameters of one step's buckets into bundles."""
 
     def __init__(self, state: State, names: dict[int, str], *, merge: bool) -> None:
-        self._state = state
+        self._owner = weakref.ref(state)
         self._names = names
         self._merge = merge
         """Whether parameters that follow each other are one piece, a third less for the host."""
@@ -62,6 +64,10 @@ class Buckets:
         self._whole: dict[int, tuple[list[Cut], Pieces]] = {}
         self._begun = 0
         self.reset()
+
+    @property
+    def _state(self) -> State:
+        return alive(self._owner)
 
     def reset(self) -> None:
         """Forget a step that did not finish."""

@@ -12,6 +12,7 @@ from torch.futures import Future
 
 from gradwire.accumulate import Bundle
 from gradwire.errors import AttachError, DriftError, ExchangeError
+from gradwire.integrate.attached import alive
 from gradwire.integrate.ddp.buckets import Buckets, UsedParameters, Waiting
 from gradwire.integrate.ddp.order import stride_of
 from gradwire.integrate.ddp.thread import OrderedThread
@@ -37,7 +38,7 @@ class Engine:
     def __init__(
         self, state: State, *, watch_unused: bool = False, refuse_unused: bool = False
     ) -> None:
-        self._weak_state = weakref.ref(state)  # the State owns this engine
+        self._owner = weakref.ref(state)
         self._watch_unused = watch_unused
         self._refuse_unused = refuse_unused
         self._names = state.model_names
@@ -50,10 +51,7 @@ class Engine:
 
     @property
     def _state(self) -> State:
-        state = self._weak_state()
-        if state is None:
-            raise ExchangeError("the wire is gone: keep what gradwire.attach returned")
-        return state
+        return alive(self._owner)
 
     def open(self, parameters: Sequence[Tensor]) -> None:
         """Meet the other ranks and allocate the residuals. A collective call."""

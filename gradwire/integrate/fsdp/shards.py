@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from gradwire.accumulate import Bundle
 from gradwire.errors import AttachError, ConfigError, DriftError, ExchangeError
+from gradwire.integrate.attached import alive
 from gradwire.integrate.fsdp.units import Unit
 from gradwire.ranks.group import DistributedGroup
 from gradwire.ranks.together import raise_together
@@ -34,7 +35,7 @@ class Shards:
     def __init__(
         self, wire: "ShardedWire", root: FSDPModule, units: Sequence[Unit], shards: DistributedGroup
     ) -> None:
-        self._weak_wire = weakref.ref(wire)  # the wire owns these shards
+        self._owner = weakref.ref(wire)
         self._root = root
         self._units = units
         self.shards = shards
@@ -50,10 +51,7 @@ class Shards:
 
     @property
     def _wire(self) -> "ShardedWire":
-        wire = self._weak_wire()
-        if wire is None:
-            raise ExchangeError("the wire is gone: keep what gradwire.attach returned")
-        return wire
+        return alive(self._owner)
 
     def close(self) -> None:
         """Afterwards nothing is exchanged any more."""
