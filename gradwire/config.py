@@ -17,28 +17,33 @@ from gradwire.recipes import recipe_of
 from gradwire.registry import check_options, no_option, options_of, resolve_names
 
 
+# The help of the command line takes what it says of a field from this docstring.
 @dataclass(frozen=True)
 class Config:
-    """How gradients are compressed and exchanged.
+    """Settings for how gradients are compressed and exchanged.
 
-    method, exchange: how a worker chooses and how workers agree; `method="topk/dense"` names both.
-    density: the share of entries a worker sends, in (0, 1]; where workers share out k (micro,
-        exdyna, deft), what they send together.
-    values: how values travel: "fp32", "bf16", "fp16", "int8", "int4" or "sign"; what rounding takes
-        away stays in the residual.
+    method: how a worker chooses what to send; "topk/dense" names the exchange too.
+    density: the share of entries a worker sends, in (0, 1]. Where workers share out k (micro,
+        exdyna, deft), the share that they send together.
+    exchange: how workers agree; unless named, the method's own.
+    values: how values travel: "fp32", "bf16", "fp16", "int8", "int4" or "sign". The residual keeps
+        what rounding takes away.
     indices: how indices travel: "int32", "packed" (12 bits each at density 0.001), "local16",
         "bitmap", or "auto", the smallest.
     rounding: how bf16, int8 and int4 values are rounded: "nearest" or "stochastic".
-    options: the options of the method and of the exchange, e.g. {"shared": False} for randk or
-        {"rows": 3} for gs-sgd.
-    dense: patterns of parameter names that are never compressed, e.g. ("*.bias", "bn*").
+    options: the options of the method and of the exchange by name, e.g. shared=False for randk or
+        rows=3 for gs-sgd.
+    dense: patterns of parameter names that are never compressed, e.g. *.bias or bn*.
     dense_steps: steps at the start that send everything.
-    warmup, warmup_steps: then `warmup_steps` steps at each of these densities.
-    momentum, nesterov: momentum correction, in place of the optimiser's momentum, which must then
-        be 0. Takes another 4 bytes a parameter.
-    masking: momentum ends where something was delivered (only with momentum).
-    clip: the most that the L2 norm of the mean gradient should be; each worker clips its own at
-        clip / sqrt(P), bundle by bundle. 0 is never.
+    warmup: densities after `dense_steps` and before `density`, e.g. those of Deep Gradient
+        Compression: 0.25, 0.0625, 0.015625 and 0.004.
+    warmup_steps: steps at each density of `warmup`.
+    momentum: momentum correction, in place of the optimiser's momentum, which must then be 0.
+        Takes another 4 bytes a parameter.
+    nesterov: Nesterov's momentum in place of the usual.
+    masking: momentum ends where something was delivered (only with momentum correction).
+    clip: the most that the L2 norm of the mean gradient should be, 0 for any. Each worker clips
+        its own gradient at `clip` / sqrt(P), bundle by bundle.
     bundle_mb: fp32 gradient megabytes, at least, that are compressed and exchanged as one vector.
         None: 25, on CUDA 0.4 of the model, from 25 to 200 (see accumulate/layout.py).
     dense_below: bundles of fewer entries are sent whole; the latency is the same.

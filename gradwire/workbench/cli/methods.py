@@ -12,7 +12,7 @@ def methods() -> None:
     """List the methods (how a worker chooses), the exchanges (how workers agree) and the recipes.
 
     A method and an exchange together are a name for --method and --compare: topk/allgather. Their
-    options, shown with their defaults, go to --option NAME=VALUE and to gradwire.attach(...,
+    options, shown with their defaults, go to --options NAME=VALUE and to gradwire.attach(...,
     NAME=VALUE). A recipe, for --recipe and recipe=..., stands for the fields shown with it.
     """
     for title, rows in (

@@ -15,3 +15,8 @@ def say(text: str = "", style: str = "") -> None:
 def complain(text: str) -> None:
     """Prints `error: ...` in red on stderr."""
     errors.print(Text(f"error: {text}", style="red"), soft_wrap=True)
+
+
+def warn(text: str) -> None:
+    """Print `warning: ...` in yellow on stderr."""
+    errors.print(Text(f"warning: {text}", style="yellow"), soft_wrap=True)

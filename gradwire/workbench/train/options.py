@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -12,15 +12,42 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from gradwire.config import Config
 from gradwire.errors import ConfigError, unknown
-from gradwire.recipes import Recipe, recipe_of
+from gradwire.recipes import RECIPES, Recipe, recipe_of
 from gradwire.registry import options_of, parse_options, resolve_names
 from gradwire.workbench import models
-from gradwire.workbench.data import EMBEDDED
+from gradwire.workbench.data import EMBEDDED, READERS
+from gradwire.workbench.train.flag import (
+    COMPRESSION,
+    FOLDER,
+    TRAINING,
+    WORKERS,
+    Flag,
+    current_names,
+    shown,
+)
 from gradwire.workbench.train.rates import cosine
 from gradwire.workbench.train.task import TASKS, Task
 
-OPTIMIZERS = ("sgd", "adamw")
+_OPTIMIZERS = ("sgd", "adamw")
 NONE = Recipe("", {})
+_UNION = RECIPES["plain-union"]
+
+
+def _of_models(field: str) -> str:
+    """Return a field of every model, on its own data and on the embedded data."""
+    values = []
+    for name in models.TRAINABLE:
+        spec = models.spec(name)
+        values.append(f"{name} {getattr(spec, field):g} / {getattr(spec.embedded, field):g}")
+    return f"the model's, on its own data / on embedded data ({', '.join(values)})"
+
+
+def _exceptions(field: str) -> str:
+    """Return a field of the models that differ from most of the models, and that of the others."""
+    usual = getattr(models.ModelSpec, field)
+    values = {name: getattr(models.spec(name), field) for name in models.TRAINABLE}
+    others = [f"{name} {shown(value)}" for name, value in values.items() if value != usual]
+    return f"{', '.join(others)}, others {shown(usual)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,42 +57,160 @@ class Options:
     lr, momentum and weight_decay are those of a dense run, which a `recipe` may make others of.
     """
 
-    model: str = "lenet5"
-    data: str = ""
-    recipe: str = ""
-    method: str = "topk"
-    exchange: str = ""
-    method_options: tuple[str, ...] = ()
-    density: float = 0.01
-    values: str = "fp32"
-    indices: str = "int32"
-    rounding: str = "nearest"
-    dense_steps: int = 0
-    warmup: tuple[float, ...] = ()
-    warmup_steps: int = 0
-    momentum_correction: bool = False
-    masking: bool = True
-    follow_lr: bool = False
-    local_clip: float = 0.0
-    keep_dense: tuple[str, ...] = ()
-    workers: int
-    epochs: int
-    batch: int
-    lr: float
-    optimizer: str = ""
-    momentum: float = 0.9
-    beta2: float = 0.99
-    eps: float = 1e-8
-    nesterov: bool = False
-    weight_decay: float = 0.0
-    clip: float = 0.0
-    lr_drop: tuple[int, ...] = ()
-    cosine: bool = False
-    seed: int = 0
-    data_dir: str | None = None
-    device: str = "cpu"
-    compare: tuple[str, ...] = ()
-    log_every: int = 10
+    model: Annotated[
+        str, Flag(TRAINING, f"The network: {', '.join(models.TRAINABLE)}.", short="-m")
+    ] = "lenet5"
+    data: Annotated[
+        str,
+        Flag(TRAINING, f"The data set in --data-dir: {', '.join(READERS)}.", default="the model's"),
+    ] = ""
+    data_dir: Annotated[
+        str | None,
+        Flag(
+            TRAINING,
+            "The folder of the model's own data set in the usual files. Without it the data are "
+            "embedded: 5,000 digits, or made-up phrases and tones for the LSTMs, which are then "
+            "small.",
+            path=True,
+        ),
+    ] = None
+    epochs: Annotated[
+        int,
+        Flag(TRAINING, "Passes over the training set.", short="-e", default=_of_models("epochs")),
+    ]
+    batch: Annotated[
+        int,
+        Flag(TRAINING, "Examples per step and worker.", short="-b", default=_of_models("batch")),
+    ]
+    lr: Annotated[float, Flag(TRAINING, "The learning rate.", default=_of_models("lr"))]
+    lr_drop: Annotated[
+        tuple[int, ...],
+        Flag(
+            TRAINING,
+            "Divide the learning rate by ten after each of these epochs.",
+            metavar="EPOCH,...",
+        ),
+    ] = ()
+    cosine: Annotated[
+        bool,
+        Flag(
+            TRAINING,
+            "Warm the learning rate up over a tenth of the run, then let it fall to 0 like a "
+            "cosine.",
+        ),
+    ] = False
+    optimizer: Annotated[
+        str,
+        Flag(TRAINING, f"{' or '.join(_OPTIMIZERS)}.", default=_exceptions("optimizer")),
+    ] = ""
+    # Config.momentum is that of momentum correction. `momentum_correction` puts this one there.
+    momentum: Annotated[
+        float,
+        Flag(
+            TRAINING,
+            "SGD's momentum, AdamW's beta1.",
+            config=None,
+            default=f"{_exceptions('momentum')}; {models.Embedded.momentum:g} on embedded data",
+        ),
+    ] = 0.9
+    beta2: Annotated[float, Flag(TRAINING, "AdamW's second beta.")] = 0.99
+    eps: Annotated[float, Flag(TRAINING, "AdamW's epsilon.")] = 1e-8
+    nesterov: Annotated[bool, Flag(TRAINING)] = Config.nesterov
+    weight_decay: Annotated[float, Flag(TRAINING, "The optimiser's weight decay.")] = 0.0
+    # Config.clip is another thing: it is `local_clip` here, which acts before compression.
+    clip: Annotated[
+        float,
+        Flag(
+            TRAINING,
+            "The largest norm of the averaged gradient, 0 for any.",
+            config=None,
+            default=_exceptions("clip"),
+        ),
+    ] = 0.0
+    seed: Annotated[
+        int,
+        Flag(
+            TRAINING,
+            "The seed of weights, order of examples and crops. The same seed gives the same "
+            "numbers on CPU.",
+            short="-s",
+        ),
+    ] = 0
+    recipe: Annotated[
+        str,
+        Flag(
+            COMPRESSION,
+            f"Options that were measured together: {', '.join(RECIPES)}. Other flags win over the "
+            "recipe. --lr, --momentum and --weight-decay are those of a dense run. The recipe "
+            f"makes its own of them: plain-union has no momentum, {_UNION.far:g} / (1 - momentum) "
+            f"times the learning rate and {_UNION.decay:g} times the weight decay. plain-union "
+            "needs batch norm and --cosine.",
+        ),
+    ] = ""
+    method: Annotated[str, Flag(COMPRESSION, "See `gradwire methods`.")] = Config.method
+    options: Annotated[
+        tuple[str, ...],
+        Flag(
+            COMPRESSION,
+            "May be repeated.",
+            metavar="NAME=VALUE",
+            former=("option", "method_options"),
+        ),
+    ] = ()
+    density: Annotated[float, Flag(COMPRESSION, short="-d")] = 0.01
+    exchange: Annotated[str, Flag(COMPRESSION)] = Config.exchange
+    values: Annotated[str, Flag(COMPRESSION)] = Config.values
+    indices: Annotated[str, Flag(COMPRESSION)] = Config.indices
+    rounding: Annotated[str, Flag(COMPRESSION)] = Config.rounding
+    dense_steps: Annotated[int, Flag(COMPRESSION)] = Config.dense_steps
+    warmup: Annotated[tuple[float, ...], Flag(COMPRESSION, metavar="DENSITY,...")] = Config.warmup
+    warmup_steps: Annotated[int, Flag(COMPRESSION)] = Config.warmup_steps
+    momentum_correction: Annotated[
+        bool,
+        Flag(
+            COMPRESSION,
+            "Apply --momentum to the gradients of each worker before compression (Deep Gradient "
+            "Compression), and no momentum in the optimiser. SGD's weight decay is then "
+            "--weight-decay / (1 - momentum), as SGD's own momentum would have made it.",
+        ),
+    ] = False
+    masking: Annotated[bool, Flag(COMPRESSION)] = Config.masking
+    # Not `clip`, as in Config: here `clip` limits the averaged gradient.
+    local_clip: Annotated[float, Flag(COMPRESSION, config="clip")] = Config.clip
+    follow_lr: Annotated[
+        bool,
+        Flag(
+            COMPRESSION,
+            "Count a residual with the learning rate of its own step, not of the step that sends "
+            "it. With --cosine: the rising learning rate would otherwise multiply the residual.",
+        ),
+    ] = False
+    dense: Annotated[
+        tuple[str, ...],
+        Flag(COMPRESSION, "May be repeated.", metavar="PATTERN", former=("keep_dense",)),
+    ] = Config.dense
+    compare: Annotated[
+        tuple[str, ...],
+        Flag(
+            COMPRESSION,
+            "Train this method too, with the same seed, and report both. The usual one is dense. "
+            "May be repeated.",
+            metavar="METHOD",
+        ),
+    ] = ()
+    workers: Annotated[
+        int,
+        Flag(
+            WORKERS,
+            "Processes to start on this machine. Under torchrun the ranks are the workers.",
+            short="-w",
+            default="one per GPU, or 2 on CPU",
+        ),
+    ]
+    device: Annotated[str, Flag(WORKERS, "cpu (Gloo), cuda (NCCL), or auto.", default="auto")] = (
+        "cpu"
+    )
+    log_every: Annotated[int, Flag(FOLDER, "Steps between lines in metrics.jsonl.")] = 10
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "data", self._data())
@@ -103,13 +248,13 @@ class Options:
             steps = epoch_steps
         return Config(
             method=self.method,
-            options=parse_options(self.method_options, self.method, self.exchange),
+            options=parse_options(self.options, self.method, self.exchange),
             exchange=self.exchange,
             density=self.density,
             values=self.values,
             indices=self.indices,
             rounding=self.rounding,
-            dense=self.keep_dense,
+            dense=self.dense,
             dense_steps=self.dense_steps,
             warmup=self.warmup,
             warmup_steps=steps,
@@ -126,8 +271,8 @@ class Options:
         return {"momentum": self.momentum, "nesterov": self.nesterov}
 
     def _check_optimizer(self) -> None:
-        if self.optimizer not in OPTIMIZERS:
-            raise unknown("optimizer", self.optimizer, OPTIMIZERS)
+        if self.optimizer not in _OPTIMIZERS:
+            raise unknown("optimizer", self.optimizer, _OPTIMIZERS)
         if not 0 <= self.beta2 < 1:
             raise ConfigError(f"beta2 must be in [0, 1), got {self.beta2}.")
         if not 0 < self.eps < math.inf:
@@ -162,9 +307,7 @@ class Options:
         other: dict[str, Any] = {"method": name, "exchange": "", "compare": ()}
         method, exchange = resolve_names(name)
         known = options_of(method, exchange) if method == self.method else {}
-        other["method_options"] = tuple(
-            text for text in self.method_options if text.partition("=")[0] in known
-        )
+        other["options"] = tuple(text for text in self.options if text.partition("=")[0] in known)
         if name.partition("/")[0] == "dense":
             other |= {"values": "fp32", "rounding": "nearest"}
             other |= {"dense_steps": 0, "warmup": (), "warmup_steps": 0}
@@ -234,7 +377,8 @@ def resolve(given: Mapping[str, Any], workers: int | None = None) -> Options:
 
     `workers` are those that exist already (under torchrun); alone, one a GPU, or 2 on CPU.
     """
-    chosen = {k: v for k, v in given.items() if v is not None}
+    # The studies still say `method_options`.
+    chosen = {k: v for k, v in current_names(Options, given).items() if v is not None}
     spec = models.spec(chosen.get("model", Options.model))
     chosen["device"] = pick_device(chosen.get("device", "auto"))
     gpus = torch.cuda.device_count() if chosen["device"] == "cuda" else 0

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, get_args, get_origin, get_type_hints
 
 from gradwire.errors import ConfigError
+from gradwire.workbench.train.flag import current_names
 from gradwire.workbench.train.options import Options
 
 FREE = ("workers", "epochs", "data_dir")
@@ -12,7 +13,8 @@ FREE = ("workers", "epochs", "data_dir")
 
 
 def from_dict(saved: Mapping[str, Any]) -> Options:
-    """The choices in a config.json."""
+    """Return the choices in a config.json."""
+    saved = current_names(Options, saved)
     known = {f.name for f in dataclasses.fields(Options)}
     if extra := sorted(set(saved) - known):
         raise ConfigError(f"this run was made by another version: it has the option {extra[0]!r}.")

@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
@@ -11,6 +11,7 @@ from gradwire.workbench.data import Data, Shard, mix
 from gradwire.workbench.train import checkpoint
 from gradwire.workbench.train.checkpoint import Position
 from gradwire.workbench.train.evaluate import digest, replicas_identical, score
+from gradwire.workbench.train.flag import FOLDER, Flag
 from gradwire.workbench.train.folder import RESULT, write_json
 from gradwire.workbench.train.gradients import record_gradient
 from gradwire.workbench.train.metrics import Metrics, Record
@@ -24,10 +25,28 @@ from gradwire.workbench.train.replica import Replica
 class Sitting:
     """How far to go this time; none of it changes what a step does."""
 
-    max_steps: int | None = None
-    checkpoint_every: int | None = None
-    record_gradients: int | None = None
-    quiet: bool = False
+    max_steps: Annotated[
+        int | None,
+        Flag(FOLDER, "Stop after this number of steps in all, with a checkpoint.", minimum=1),
+    ] = None
+    checkpoint_every: Annotated[
+        int | None,
+        Flag(
+            FOLDER,
+            "Steps between checkpoints, besides those at the ends of epochs.",
+            minimum=1,
+        ),
+    ] = None
+    record_gradients: Annotated[
+        int | None,
+        Flag(
+            FOLDER,
+            "Steps between records of gradient + residual on rank 0 (with --method dense, of the "
+            "gradient). They are kept in gradients/, for bench compress --gradient.",
+            minimum=1,
+        ),
+    ] = None
+    quiet: Annotated[bool, Flag(FOLDER, "Show no progress.", short="-q")] = False
 
 
 class Trainer:

@@ -141,12 +141,12 @@ def test_a_comparison_differs_in_nothing_but_the_method():
 
 def test_a_comparison_keeps_the_options_that_the_other_has():
     texts = ("rows=3", "ratio=5")
-    options = resolve({"method": "topk/gs-sgd", "method_options": texts})
+    options = resolve({"method": "topk/gs-sgd", "options": texts})
     assert options.config().exchange_options == {"rows": 3, "ratio": 5.0}
-    assert options.against("topk/sketched").method_options == texts
-    assert options.against("topk/oktopk").method_options == ()
-    assert options.against("topk").method_options == ()
-    assert options.against("dense").method_options == ()
+    assert options.against("topk/sketched").options == texts
+    assert options.against("topk/oktopk").options == ()
+    assert options.against("topk").options == ()
+    assert options.against("dense").options == ()
 
 
 def test_momentum_is_in_sgd_or_in_the_gradients():
@@ -205,7 +205,7 @@ def test_dense_beside_a_recipe_is_trained_as_dense_is():
 
 
 def test_titles_say_what_was_done():
-    assert resolve({"density": 0.001}).title == "topk/allgather at 0.1 %"
+    assert resolve({"density": 0.01}).title == "topk/allgather at 1 %"
     assert resolve({"values": "bf16"}).title == "topk/allgather at 1 %, bf16"
     assert resolve({"method": "dense"}).title == "dense"
 
