@@ -157,7 +157,7 @@ class Options:
             former=("option", "method_options"),
         ),
     ] = ()
-    density: Annotated[float, Flag(COMPRESSION, short="-d")] = 0.01
+    density: Annotated[float, Flag(COMPRESSION, short="-d")] = Config.density
     exchange: Annotated[str, Flag(COMPRESSION)] = Config.exchange
     values: Annotated[str, Flag(COMPRESSION)] = Config.values
     indices: Annotated[str, Flag(COMPRESSION)] = Config.indices

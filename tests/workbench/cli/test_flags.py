@@ -17,7 +17,8 @@ from gradwire.workbench.cli import train as train_command
 from gradwire.workbench.cli.app import app
 from gradwire.workbench.cli.flags import config_help, config_options, long_name
 from gradwire.workbench.train import Options, Sitting
-from gradwire.workbench.train.flag import PANELS, flag_fields
+from gradwire.workbench.train.flag import PANELS, flag_fields, shown
+from gradwire.workbench.train.options import resolve
 
 NO_FLAG = {
     "momentum": "--momentum is that of the run; --momentum-correction says who applies it",
@@ -79,6 +80,12 @@ def test_every_field_of_config_is_a_flag_of_train_or_says_why_not():
 
 def test_config_documents_every_field():
     assert [f.name for f in dataclasses.fields(Config) if not config_help(f.name)] == []
+
+
+def test_train_has_the_defaults_of_config(trained):
+    job, _ = trained("")
+    assert job.options.config() == Config()
+    assert f"Default: {shown(Config.density)}." in flags_of("train")["--density"].help
 
 
 @pytest.mark.parametrize("group", [Options, Sitting])
@@ -157,3 +164,4 @@ def test_values_have_the_types_of_the_fields(trained, tmp_path, monkeypatch):
     assert (options.lr_drop, options.warmup) == ((3, 8), (0.5, 0.25))
     assert (options.masking, options.compare) == (False, ("dense", "randk"))
     assert job.sitting == Sitting(max_steps=5, quiet=True)
+    assert resolve(options.asdict()).density == Config.density

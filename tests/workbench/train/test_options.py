@@ -206,7 +206,7 @@ def test_dense_beside_a_recipe_is_trained_as_dense_is():
 
 def test_titles_say_what_was_done():
     assert resolve({"density": 0.01}).title == "topk/allgather at 1 %"
-    assert resolve({"values": "bf16"}).title == "topk/allgather at 1 %, bf16"
+    assert resolve({"values": "bf16"}).title == "topk/allgather at 0.1 %, bf16"
     assert resolve({"method": "dense"}).title == "dense"
 
 
