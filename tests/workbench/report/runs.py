@@ -8,7 +8,7 @@ from gradwire.workbench.train.options import resolve
 
 def write_run(folder, epochs=3, accuracy=0.96, done=None, **given):
     """A folder as a run of `epochs` epochs leaves it after `done` of them."""
-    options = resolve({"epochs": epochs, "workers": 4} | given)
+    options = resolve({"epochs": epochs, "workers": 4, "density": 0.01} | given)
     _write(folder, options, accuracy, epochs if done is None else done)
     for name in options.compare:
         _write(compare_folder(folder, name), options.against(name), accuracy + 0.003, epochs)
