@@ -14,9 +14,8 @@ import torch
 
 import gradwire
 from gradwire.encode import HEADER, Encoding, decode, encode
-from gradwire.encode.indices import INDICES
+from gradwire.encode.format import INDICES, VALUES
 from gradwire.encode.message import Message
-from gradwire.encode.values import VALUES
 from gradwire.errors import MessageError
 from gradwire.exchange.allgather import mean_of
 from gradwire.types import Sparse

@@ -19,7 +19,7 @@ from gradwire.encode.message import Message
 from gradwire.encode.noise import next_noise
 from gradwire.exchange import EXCHANGES, Exchange, Outcome
 from gradwire.kernels.scan import Piece
-from gradwire.kernels.target import Target
+from gradwire.kernels.side_stream import Target
 from gradwire.ranks.group import Group
 from gradwire.stages import stage
 from gradwire.state.choice import Choice

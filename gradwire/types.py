@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from gradwire.kernels.beside import Beside
-    from gradwire.kernels.edge import Edge
+    from gradwire.kernels.last_selection import Edge
+    from gradwire.kernels.side_stream import Beside
 
 ALIGN = 64
 """Every parameter's slot in a bundle starts at a multiple of this many entries, so that a group of

@@ -7,7 +7,7 @@ from gradwire import path
 from gradwire.accumulate import Bundle
 from gradwire.accumulate.momentum import Correction
 from gradwire.config import Config
-from gradwire.kernels.target import Target
+from gradwire.kernels.side_stream import Target
 from gradwire.ranks.virtual import VirtualRanks
 from gradwire.state.choice import choose
 from gradwire.types import Entries, Everything, Slot

@@ -10,8 +10,8 @@ from gradwire.accumulate.delivery import Pending
 from gradwire.accumulate.layout import size_of
 from gradwire.accumulate.momentum import Correction, clip_factor
 from gradwire.accumulate.tally import Tally
-from gradwire.kernels.backend import uses_triton
-from gradwire.kernels.edge import Edge
+from gradwire.kernels.dispatch import uses_triton
+from gradwire.kernels.last_selection import Edge
 from gradwire.kernels.scan import Piece
 from gradwire.types import ALIGN, Delivered, Entries, Memory, Scan, Slot
 

@@ -23,7 +23,7 @@ from gradwire.compress.threshold import check_threshold, threshold
 from gradwire.compress.thresholds import check_capacity, room
 from gradwire.compress.topk import topk
 from gradwire.compress.trimmed import trimmed
-from gradwire.kernels.topk import group_size
+from gradwire.kernels.select import group_size
 
 __all__ = ["METHODS", "BoundMethod", "Method"]
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.errors import ConfigError
-from gradwire.kernels.backend import constant
 from gradwire.kernels.chunks import chunk_group
+from gradwire.kernels.dispatch import constant
 from gradwire.types import Memory, Scan, Sparse
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.compress.thresholds import beyond, level, runs
 from gradwire.errors import ConfigError
-from gradwire.kernels.level_torch import Rule
+from gradwire.kernels.threshold import Rule
 from gradwire.types import Memory, Scan, Sparse
 
 SHARE = 0.01

@@ -10,7 +10,7 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.compress.thresholds import beyond, check_capacity, level, room, tail
 from gradwire.errors import ConfigError, unknown
-from gradwire.kernels.level_torch import Rule
+from gradwire.kernels.threshold import Rule
 from gradwire.types import Memory, Scan, Sparse
 
 TESTS = {"paper": 4, "released": 3}

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.kernels.topk import group_size
+from gradwire.kernels.select import group_size
 from gradwire.types import Memory, Registered, Scan, Sparse
 
 Options = Mapping[str, Any]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.errors import ConfigError
-from gradwire.kernels.beside import Beside, pays
+from gradwire.kernels.side_stream import Beside, pays
 from gradwire.types import Memory, Scan, Sparse
 
 _SIGNED = 1 << 63

@@ -10,7 +10,7 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.compress.thresholds import SEEN, beyond, check_capacity, room, stride
 from gradwire.errors import ConfigError
-from gradwire.kernels.level_torch import just_below
+from gradwire.kernels.threshold import just_below
 from gradwire.types import Memory, Scan, Sparse
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.errors import ConfigError
-from gradwire.kernels.level_torch import Rule
+from gradwire.kernels.threshold import Rule
 from gradwire.types import Scan, Sparse
 
 SEEN = 1 << 14

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.kernels.backend import constant
+from gradwire.kernels.dispatch import constant
 from gradwire.types import Memory, Scan, Sparse
 
 

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from gradwire.compress.thresholds import beyond, level
-from gradwire.kernels.level_torch import Rule
+from gradwire.kernels.threshold import Rule
 from gradwire.types import Memory, Scan, Sparse
 
 

@@ -13,35 +13,8 @@ common  nothing: every rank knows them.
 import torch
 from torch import Tensor
 
-from gradwire.encode.bits import get_bits, get_positions, put_bits, put_positions, words_for
-
-INDICES = {"int32": 0, "common": 1, "packed": 2, "bitmap": 3, "local16": 4}
-"""Names and codes in the header."""
-LOCAL = 1 << 16
-
-
-def index_bytes(name: str, size: int, capacity: int) -> int:
-    """Bytes that `capacity` ascending indices below `size` take."""
-    if name == "common" or capacity == 0:
-        return 0
-    if name == "int32":
-        return 4 * capacity
-    if name == "bitmap":
-        return 4 * words_for(size)
-    return 4 * sum(word_parts(name, size, capacity))
-
-
-def word_parts(name: str, size: int, capacity: int) -> tuple[int, int]:
-    """The words of the two parts of a code: low and high bits, or ends of blocks and places."""
-    if name == "local16":
-        return -(-size // LOCAL), words_for(16 * capacity)
-    low = low_bits(size, capacity)
-    return words_for(capacity * low), words_for(capacity + (size >> low) + 1)
-
-
-def smallest(size: int, capacity: int) -> str:
-    """The code that takes the fewest bytes; never local16, which is larger than packed."""
-    return min(("packed", "bitmap", "int32"), key=lambda n: index_bytes(n, size, capacity))
+from gradwire.encode.bits import get_bits, get_positions, put_bits, put_positions
+from gradwire.encode.format import LOCAL, low_bits, word_parts
 
 
 def put_indices(name: str, indices: Tensor, size: int) -> Tensor:
@@ -104,8 +77,3 @@ def _get_local(words: Tensor, size: int, capacity: int) -> Tensor:
     block = torch.searchsorted(words[..., :blocks].contiguous(), order, right=True)
     place = words[..., blocks:].view(torch.int16)[..., :capacity].long() & (LOCAL - 1)
     return torch.where(block < blocks, block * LOCAL + place, size)
-
-
-def low_bits(size: int, capacity: int) -> int:
-    """Bits of an index that are stored as they are: the entropy is lowest near log2(size / k)."""
-    return max(0, (size // max(1, capacity)).bit_length() - 1)

@@ -1,77 +1,15 @@
-"""The wire format, version 1: a header of eight little-endian int32 words, indices, values.
-
-    word 0  magic and version      "GRW" and 1
-    word 1  size                   entries of the bundle, padding slots included
-    word 2  capacity               entries this message has room for
-    word 3  count                  entries that are real
-    word 4  finite                 1 when every gradient entry of the sender was finite
-    word 5  encoding               values code | indices code << 8
-    word 6  length                 bytes of the whole message
-    word 7  reserved               0
-
-then the indices (see `indices`), then the values (see `values`), then zeros up to a multiple of 16.
-A message of capacity 0 says only whether its sender was finite.
-"""
+"""A message: what one rank sends, and what it reads in the messages of others."""
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from gradwire.encode.indices import INDICES, index_bytes, smallest
+from gradwire.encode.format import HEADER, Encoding, index_bytes, template_of, usable_header
 from gradwire.encode.noise import Noise
-from gradwire.encode.values import FLOATS, STOCHASTIC, VALUES, value_bytes
-from gradwire.errors import ConfigError, unknown
-from gradwire.kernels import pack, unpack
-from gradwire.types import MAX_SIZE, Sparse
-
-MAGIC = int.from_bytes(b"GRW\x01", "little")
-HEADER = 32
-
-
-@dataclass(frozen=True)
-class Encoding:
-    """How values and indices travel; `auto` indices are the smallest code for the sizes at hand.
-
-    `rounding` of values is "nearest" or "stochastic"; receivers need not know.
-    """
-
-    values: str = "fp32"
-    indices: str = "int32"
-    rounding: str = "nearest"
-
-    def __post_init__(self) -> None:
-        if self.values not in VALUES:
-            raise unknown("value encoding", self.values, VALUES)
-        if self.indices not in {*INDICES, "auto"}:
-            raise unknown("index encoding", self.indices, {*INDICES, "auto"})
-        if self.rounding not in ("nearest", "stochastic"):
-            raise unknown("rounding", self.rounding, ("nearest", "stochastic"))
-        if self.rounding == "stochastic" and self.values not in STOCHASTIC:
-            raise ConfigError(
-                f"rounding='stochastic' is for values {', '.join(STOCHASTIC)}; got {self.values!r}"
-            )
-
-    @property
-    def code(self) -> int:
-        return VALUES[self.values] | INDICES[self.indices] << 8
-
-    @property
-    def plain(self) -> bool:
-        """Whether `kernels.decode` reads it as it is: fp32 or bf16 values, int32 or no indices."""
-        return self.values in ("fp32", "bf16") and self.indices in ("int32", "common")
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of float values."""
-        return FLOATS[self.values]
-
-    def settled(self, size: int, capacity: int) -> "Encoding":
-        """With `auto` replaced by the smallest code."""
-        if self.indices != "auto":
-            return self
-        return replace(self, indices=smallest(size, capacity))
+from gradwire.encode.unpack import unpack
+from gradwire.encode.write import pack
+from gradwire.types import Sparse
 
 
 @dataclass(frozen=True)
@@ -127,7 +65,7 @@ class Message:
     def _usable(self, buffers: Tensor) -> Tensor:
         """Whether every header says that its sender was finite and sent a message like this one."""
         mine = self.chosen
-        expected, compared = _header(mine.size, mine.capacity, self.encoding, buffers.device)
+        expected, compared = usable_header(mine.size, mine.capacity, self.encoding, buffers.device)
         words = buffers[..., :HEADER].view(torch.int32)
         return (((words ^ expected) & compared) == 0).all()
 
@@ -156,13 +94,6 @@ class Message:
         return sparse, self._usable(buffers)
 
 
-def nbytes(capacity: int, encoding: Encoding = Encoding(), size: int = MAX_SIZE) -> int:
-    """The length of a message with room for `capacity` of `size` entries."""
-    encoding = encoding.settled(size, capacity)
-    body = index_bytes(encoding.indices, size, capacity) + value_bytes(encoding.values, capacity)
-    return -(-(HEADER + body) // 16) * 16
-
-
 def encode(
     sparse: Sparse | None,
     finite: Tensor,
@@ -180,7 +111,7 @@ def encode(
     """
     if sparse is None:
         encoding = encoding.settled(size, 0)
-        buffer = _template(size, 0, encoding, finite.device).clone()
+        buffer = template_of(size, 0, encoding, finite.device).clone()
         buffer[:HEADER].view(torch.int32)[4] = finite
         return Message(buffer, None, encoding)
     encoding = encoding.settled(sparse.size, sparse.capacity)
@@ -190,33 +121,6 @@ def encode(
         raise ValueError(
             f"rounding {encoding.rounding!r} with noise {noise!r}: one needs the other"
         )
-    template = _template(sparse.size, sparse.capacity, encoding, finite.device)
+    template = template_of(sparse.size, sparse.capacity, encoding, finite.device)
     buffer, seen = pack(template, sparse, finite, encoding, noise)
     return Message(buffer, sparse, encoding, seen, noise)
-
-
-def parts(buffer: Tensor, size: int, capacity: int, encoding: Encoding) -> tuple[Tensor, Tensor]:
-    """Views of the bytes of the indices and of the values."""
-    split = HEADER + index_bytes(encoding.indices, size, capacity)
-    return buffer[HEADER:split], buffer[split : split + value_bytes(encoding.values, capacity)]
-
-
-@lru_cache(maxsize=256)
-def _header(
-    size: int, capacity: int, encoding: Encoding, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """The words of a usable header, and a mask without the count, which may be any."""
-    words = _template(size, capacity, encoding, torch.device("cpu"))[:HEADER].view(torch.int32)
-    expected, compared = words.clone(), torch.full((HEADER // 4,), -1, dtype=torch.int32)
-    expected[4], compared[3] = 1, 0
-    return expected.to(device), compared.to(device)
-
-
-@lru_cache(maxsize=256)
-def _template(size: int, capacity: int, encoding: Encoding, device: torch.device) -> Tensor:
-    """A message of zeros with the words that are known beforehand; made once, so no copy waits."""
-    length = nbytes(capacity, encoding, size)
-    words = [MAGIC, size, capacity, 0, 0, encoding.code, length, 0]
-    out = torch.zeros(length, dtype=torch.uint8)
-    out[:HEADER] = torch.tensor(words, dtype=torch.int32).view(torch.uint8)
-    return out.to(device)

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from gradwire.encode.indices import INDICES, get_indices, put_indices
-from gradwire.encode.message import HEADER, MAGIC, Encoding, nbytes, parts
-from gradwire.encode.values import VALUES, get_values
+from gradwire.encode.format import HEADER, INDICES, MAGIC, VALUES, Encoding, nbytes, parts
+from gradwire.encode.indices import get_indices, put_indices
+from gradwire.encode.values import get_values
 from gradwire.errors import MessageError
 from gradwire.types import MAX_SIZE, Sparse
 

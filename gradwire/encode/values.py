@@ -13,25 +13,8 @@ the part that is cut off, in steps of 2^-16, so that the expected value is the v
 import torch
 from torch import Tensor
 
+from gradwire.encode.format import BLOCK, FLOATS, LARGEST, LEVELS
 from gradwire.encode.noise import Noise, random_words
-
-VALUES = {"fp32": 0, "bf16": 1, "fp16": 2, "int8": 3, "int4": 4, "sign": 5}
-"""Names and codes in the header."""
-FLOATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-LEVELS = {"int8": 127, "int4": 7}
-STOCHASTIC = ("bf16", "int8", "int4")
-"""What can be rounded stochastically."""
-BLOCK = 256
-LARGEST = 3.4e38
-"""A little below the largest number, so that level x scale cannot round to infinity."""
-
-
-def value_bytes(name: str, capacity: int) -> int:
-    """Bytes that `capacity` values take."""
-    if name in FLOATS:
-        return capacity * FLOATS[name].itemsize
-    codes = -(-capacity // {"int8": 1, "int4": 2, "sign": 8}[name])
-    return 4 * -(-capacity // BLOCK) + codes
 
 
 def put_values(name: str, values: Tensor, noise: Noise | None = None) -> Tensor:

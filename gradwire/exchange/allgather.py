@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from gradwire.encode import Encoding, Message, nbytes
+from gradwire.encode.unpack import unpack
 from gradwire.exchange.exchange import Outcome
-from gradwire.kernels import decode, unpack
-from gradwire.kernels.target import Target
+from gradwire.kernels import decode
+from gradwire.kernels.side_stream import Target
 from gradwire.ranks.group import Group
 from gradwire.stages import stage
 from gradwire.types import Entries, Memory

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from gradwire.encode.values import VALUES
+from gradwire.encode.format import VALUES
 from gradwire.errors import ConfigError
 from gradwire.types import Delivered, Registered
 

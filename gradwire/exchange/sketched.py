@@ -11,8 +11,8 @@ from gradwire.encode import Encoding, Message
 from gradwire.exchange.exchange import Outcome
 from gradwire.exchange.means import ordered_bytes, ordered_legs, ordered_mean, ordered_rounds
 from gradwire.exchange.sketch_size import Table, warn_if_blind
-from gradwire.kernels.sketch_torch import mix
-from gradwire.kernels.topk import group_size
+from gradwire.kernels.select import group_size
+from gradwire.kernels.sketch import mix
 from gradwire.ranks.group import Group
 from gradwire.stages import stage
 from gradwire.types import Entries, Memory, Sparse

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels import topk
-from gradwire.kernels.join_torch import merge
+from gradwire.kernels.join import merge
 from gradwire.types import Sparse
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from gradwire.encode import HEADER, Encoding, Message
-from gradwire.encode.indices import index_bytes
+from gradwire.encode.format import index_bytes
 from gradwire.exchange.exchange import Outcome
 from gradwire.exchange.means import ordered_bytes, ordered_legs, ordered_mean, ordered_rounds
 from gradwire.kernels import join, spread, start

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from gradwire.config import Config
-from gradwire.encode.message import MAGIC
+from gradwire.encode.format import MAGIC
 from gradwire.errors import ConfigError
 from gradwire.ranks.communicator import take
 from gradwire.ranks.group import DistributedGroup, uncounted

@@ -1,31 +1,25 @@
-"""One file an op: `op` chooses, `op_torch` is the reference on any device, `op_cpu` the CPU twin,
-`op_triton` what CUDA runs.
+"""The ops on vectors and messages. One file holds an op, its reference and its CPU twin.
 
-Every version of an op has the same signature and the same result, bit for bit; but for `level`,
-`fit` and `once`, whose thresholds may differ as their sums do. `quantile` is CUDA's alone.
+`op` chooses the version for a device, `op_torch` is the reference on any device, `op_cpu` the CPU
+twin. The folder `triton` has `op_triton`, which CUDA runs. Every version of an op has the same
+signature and the same result, bit for bit. The exceptions are `level`, `fit` and `once`, whose
+thresholds may differ as their sums do. `quantile` runs on CUDA only.
 """
 
-from gradwire.kernels.above import above
-from gradwire.kernels.adapt import adapt
+from gradwire.kernels.bisect_list import halve
 from gradwire.kernels.chunks import chunks
-from gradwire.kernels.decode import decode
 from gradwire.kernels.draw import draw, pick
-from gradwire.kernels.fit import fit
-from gradwire.kernels.halve import halve
 from gradwire.kernels.join import join
 from gradwire.kernels.largest import largest
-from gradwire.kernels.level import level
 from gradwire.kernels.mean import mean
+from gradwire.kernels.messages import decode
 from gradwire.kernels.momentum import momentum
-from gradwire.kernels.once import once
-from gradwire.kernels.pack import pack
-from gradwire.kernels.quantile import quantile
 from gradwire.kernels.scan import scan
-from gradwire.kernels.settle import settle
+from gradwire.kernels.scatter import settle, spread, start
+from gradwire.kernels.select import above, quantile, select, topk
+from gradwire.kernels.sidco import adapt, fit
 from gradwire.kernels.sketch import insert, query
-from gradwire.kernels.spread import spread, start
-from gradwire.kernels.topk import select, topk
-from gradwire.kernels.unpack import unpack
+from gradwire.kernels.threshold import level, once
 
 __all__ = [
     "above",
@@ -42,7 +36,6 @@ __all__ = [
     "mean",
     "momentum",
     "once",
-    "pack",
     "pick",
     "quantile",
     "query",
@@ -52,5 +45,4 @@ __all__ = [
     "spread",
     "start",
     "topk",
-    "unpack",
 ]

@@ -1,14 +1,16 @@
 """chunks: the largest magnitudes inside every chunk of a vector."""
 
-import functools
-from collections.abc import Callable
-
+import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.kernels.backend import uses_triton
-from gradwire.kernels.chunks_cpu import chunks_cpu
-from gradwire.kernels.chunks_torch import chunks_torch
+from gradwire.kernels.dispatch import versions
+from gradwire.kernels.select import array, topk_cpu, topk_torch
+
+FEW = 16
+"""Winners a chunk up to which the kernel chooses groups first."""
+ROWS = 1 << 9
+"""Chunks handled at a time, so that what they leave stays in the cache."""
 
 
 def chunks(
@@ -21,20 +23,7 @@ def chunks(
     `group` consecutive entries, when a scan left them and `group` divides `chunk`: the winners of a
     chunk lie in the `each` groups of largest maximum (ties to the first), so no others are read.
     """
-    return _version(u.device)(u, chunk, each, last, maxima, group)
-
-
-@functools.cache
-def _version(device: torch.device) -> Callable[..., tuple[Tensor, Tensor]]:
-    if uses_triton(device):
-        from gradwire.kernels.chunks_triton import chunks_triton
-
-        return chunks_triton
-    return chunks_cpu if device.type == "cpu" else chunks_torch
-
-
-FEW = 16
-"""Winners a chunk up to which the kernel chooses groups first."""
+    return _chunks_on(u.device)(u, chunk, each, last, maxima, group)
 
 
 def chunk_group(chunk: int, each: int, device: torch.device = torch.device("cpu")) -> int:
@@ -43,3 +32,67 @@ def chunk_group(chunk: int, each: int, device: torch.device = torch.device("cpu"
         return 0
     helps = (g for g in (64, 32, 16) if chunk % g == 0 and 4 * each * g <= chunk)
     return next(helps, 0)
+
+
+def chunks_cpu(
+    u: Tensor, chunk: int, each: int, last: int, maxima: Tensor | None = None, group: int = 0
+) -> tuple[Tensor, Tensor]:
+    """See `chunks`."""
+    rows = u.numel() // chunk
+    body = array(u[: rows * chunk]).reshape(rows, chunk)
+    largest = None
+    if maxima is not None and chunk % group == 0 and each * group < chunk:
+        wide = chunk // group
+        largest = array(maxima)[: rows * wide].reshape(rows, wide)
+    parts = []
+    for start in range(0, rows, ROWS):
+        part = body[start : start + ROWS]
+        if largest is None:
+            inside = _largest(np.abs(part), each)
+        else:
+            groups = _largest(largest[start : start + ROWS], each)
+            inside = _in_groups(part, groups, group, each)
+        parts.append((inside + np.arange(start, start + len(part))[:, None] * chunk).reshape(-1))
+    rest = topk_cpu(u[rows * chunk :], last).long() + rows * chunk
+    whole = torch.from_numpy(np.concatenate([*parts, rest.numpy()]).astype(np.int32))
+    return whole, u[whole]
+
+
+def _in_groups(part: np.ndarray, groups: np.ndarray, group: int, each: int) -> np.ndarray:
+    """The places in its row of the `each` largest entries in the named groups of every row."""
+    line = np.arange(len(part))[:, None]
+    near = np.abs(part.reshape(len(part), -1, group)[line, groups]).reshape(len(part), -1)
+    found = _largest(near, each)
+    return groups[line, found // group] * group + found % group
+
+
+def _largest(x: np.ndarray, k: int) -> np.ndarray:
+    """Where the k largest of every row are, ascending; ties go to the smaller place."""
+    if k == 0:
+        return np.empty((len(x), 0), np.int64)
+    width = x.shape[1]
+    edge = np.partition(x, width - k, axis=1)[:, width - k, None]
+    over = x > edge
+    missing = k - over.sum(axis=1, keepdims=True)
+    tied = x == edge
+    chosen = over | (tied & (tied.cumsum(axis=1) <= missing))
+    return np.nonzero(chosen)[1].reshape(-1, k)
+
+
+def chunks_torch(
+    u: Tensor, chunk: int, each: int, last: int, maxima: Tensor | None = None, group: int = 0
+) -> tuple[Tensor, Tensor]:
+    """See `chunks`. A stable sort of every chunk."""
+    rows = u.numel() // chunk
+    body = u[: rows * chunk].view(rows, chunk).abs()
+    order = body.sort(dim=1, descending=True, stable=True).indices[:, :each]
+    starts = torch.arange(0, rows * chunk, chunk, dtype=torch.int64, device=u.device)
+    whole = (order.sort(dim=1).values + starts[:, None]).view(-1).to(torch.int32)
+    rest = topk_torch(u[rows * chunk :], last) + rows * chunk
+    indices = torch.cat([whole, rest.to(torch.int32)])
+    return indices, u[indices]
+
+
+_chunks_on = versions(
+    chunks_torch, cpu=chunks_cpu, triton="gradwire.kernels.triton.chunks.chunks_triton"
+)

@@ -1,13 +1,14 @@
 """draw: entries of a vector at random, no two the same, without looking at it."""
 
-import functools
-from collections.abc import Callable
+import math
 
 import torch
 from torch import Tensor
 
-from gradwire.kernels.backend import uses_triton
-from gradwire.kernels.draw_torch import draw_torch, pick_torch
+from gradwire.kernels.dispatch import versions
+
+ROUNDS = 6
+_A, _B = -7046029254386353131, -4658895280553007687
 
 
 def draw(
@@ -28,22 +29,84 @@ def draw(
     length: of the vector; `size` of it are not padding. ends, shifts (int64): the n-th of these is
     entry n + shifts[j], where j of the ends are <= n.
     """
-    return _version(draws.device)(k, size, length, draws, stream, ends, shifts)
+    return _draw_on(draws.device)(k, size, length, draws, stream, ends, shifts)
 
 
 def pick(u: Tensor, indices: Tensor) -> Tensor:
     """The entries of u that were drawn; zero where none was."""
-    if uses_triton(u.device):
-        from gradwire.kernels.draw_triton import pick_triton
-
-        return pick_triton(u, indices)
-    return pick_torch(u, indices)
+    return _pick_on(u.device)(u, indices)
 
 
-@functools.cache
-def _version(device: torch.device) -> Callable[..., tuple[Tensor, Tensor]]:
-    if uses_triton(device):
-        from gradwire.kernels.draw_triton import draw_triton
+def draw_torch(
+    k: int,
+    size: int,
+    length: int,
+    draws: Tensor,
+    stream: int,
+    ends: Tensor | None = None,
+    shifts: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """See `draw`. Sorts what was drawn.
 
-        return draw_triton
-    return draw_torch
+    The grid exceeds `size` by less than one row, so few walks leave an entry outside once in 10^20
+    draws, if at all: it then counts as not drawn, and its index is `length`.
+    """
+    key = mix(draws + stream)
+    draws.add_(1)
+    everyone = torch.arange(k, dtype=torch.int64, device=draws.device)
+    drawn = permuted(everyone, size, key).sort().values
+    inside = drawn < size
+    where = drawn.clamp(max=size - 1)
+    if ends is not None and shifts is not None:
+        where = where + shifts[torch.searchsorted(ends, where, right=True)]
+    indices = torch.where(inside, where, length).to(torch.int32)
+    return indices, inside.sum(dtype=torch.int32)
+
+
+def pick_torch(u: Tensor, indices: Tensor) -> Tensor:
+    """See `pick`."""
+    where = indices.clamp(max=u.numel() - 1)
+    return torch.where(indices < u.numel(), u[where], 0)
+
+
+def grid(size: int) -> tuple[int, int]:
+    """The sides of the smallest grid, nearly a square, that has `size` cells."""
+    a = max(1, math.isqrt(size))
+    return a, -(-size // a)
+
+
+def permuted(x: Tensor, size: int, key: Tensor) -> Tensor:
+    """Where each x (int64) lands under a permutation of 0..size-1 keyed by `key` (0-d int64)."""
+    a, b = grid(size)
+    out = _feistel(x, a, b, key)
+    for _ in range(_walks(size, a * b)):
+        if out.device.type == "cpu" and bool((out < size).all()):
+            break
+        out = torch.where(out < size, out, _feistel(out, a, b, key))
+    return out
+
+
+def _walks(size: int, cells: int) -> int:
+    """Steps after which an entry is outside with probability 10^-20; at most what is outside."""
+    if cells == size:
+        return 0
+    return min(cells - size, math.ceil(math.log(1e-20) / math.log((cells - size) / cells)))
+
+
+def _feistel(x: Tensor, a: int, b: int, key: Tensor) -> Tensor:
+    left, right = x // b, x % b
+    for r in range(ROUNDS):
+        left = (left + (mix(right + key + 2 * r) & 0x7FFFFFFF)) % a
+        right = (right + (mix(left + key + 2 * r + 1) & 0x7FFFFFFF)) % b
+    return left * b + right
+
+
+def mix(x: Tensor) -> Tensor:
+    """A 64-bit finaliser (splitmix64) on int64 tensors, whose products wrap."""
+    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * _B
+    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * _A
+    return x ^ ((x >> 31) & 0x1FFFFFFFF)
+
+
+_draw_on = versions(draw_torch, triton="gradwire.kernels.triton.draw.draw_triton")
+_pick_on = versions(pick_torch, triton="gradwire.kernels.triton.draw.pick_triton")

@@ -1,13 +1,14 @@
 """largest: the largest magnitudes inside every piece of a vector, so many of each."""
 
-import functools
-from collections.abc import Callable
+import itertools
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from gradwire.kernels.largest_cpu import largest_cpu
-from gradwire.kernels.largest_torch import largest_torch
+from gradwire.kernels.dispatch import versions
+from gradwire.kernels.select import above, array, exact, padded, topk, topk_cpu
 
 
 def largest(
@@ -21,9 +22,64 @@ def largest(
     anything is wanted. wanted: at most what a piece has. u: flat and finite.
     maxima: max |u| of every `group` consecutive entries.
     """
-    return _version(u.device)(u, bounds, wanted, capacity, maxima, group)
+    return _largest_on(u.device)(u, bounds, wanted, capacity, maxima, group)
 
 
-@functools.cache
-def _version(device: torch.device) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    return largest_cpu if device.type == "cpu" else largest_torch
+def largest_cpu(
+    u: Tensor, bounds: Tensor, wanted: Tensor, capacity: int, maxima: Tensor, group: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `largest`."""
+    found = [np.empty(0, np.int32)]
+    pieces = zip(itertools.pairwise(bounds.tolist()), wanted.tolist(), strict=True)
+    for (start, end), k in pieces:
+        if k:
+            groups = maxima[start // group : -(-end // group)]
+            found.append(topk_cpu(u[start:end], k, groups, group).numpy() + start)
+    where = np.concatenate(found)
+    magnitude = np.abs(array(u)[where])
+    where, magnitude = where[magnitude > 0], magnitude[magnitude > 0]
+    if where.size > capacity:
+        return padded(u, exact(where, magnitude, capacity), capacity)
+    return padded(u, torch.from_numpy(where), capacity)
+
+
+def largest_torch(
+    u: Tensor, bounds: Tensor, wanted: Tensor, capacity: int, maxima: Tensor, group: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `largest`. Those of a piece are among as many groups of largest maximum."""
+    rows, firsts = in_rows(u, group), -(-bounds // group)
+    number = torch.arange(rows.shape[0], dtype=torch.int64, device=u.device)
+    piece = torch.searchsorted(firsts, number, right=True) - 1
+    chosen = _ranks(maxima, piece, firsts) < wanted[piece]
+    groups = topk(torch.where(chosen, maxima, 0), min(capacity, maxima.numel()))
+    rest, owner = rows[groups], piece[groups]
+    rest = torch.where(chosen[groups, None], rest, 0).view(-1)
+    owners = owner.repeat_interleave(group, output_size=rest.numel())
+    pieces = torch.arange(bounds.numel(), dtype=torch.int64, device=u.device)
+    begins = torch.searchsorted(owner, pieces) * group
+    winners = _ranks(rest.abs(), owners, begins) < wanted[owners]
+    nothing = torch.zeros((), dtype=torch.float32, device=u.device)
+    found, values, count = above(torch.where(winners, rest, 0), nothing, capacity)
+    inside = found.clamp(max=rest.numel() - 1)
+    where = groups[inside // group] * group + inside % group
+    return torch.where(found < rest.numel(), where, u.numel()), values, count
+
+
+def in_rows(u: Tensor, length: int) -> Tensor:
+    """u in rows of so many entries, the last one filled up with zeros."""
+    missing = -u.numel() % length
+    return (pad(u, (0, missing)) if missing else u).view(-1, length)
+
+
+def _ranks(magnitude: Tensor, piece: Tensor, firsts: Tensor) -> Tensor:
+    """The place of each entry in its piece by falling magnitude; ties go to the smaller index.
+
+    piece: ascending. firsts: where each piece begins. The bits of a positive float rise as it does.
+    """
+    bits = magnitude.float().view(torch.int32).long()
+    order = (piece * 2**32 - bits).sort(stable=True).indices
+    place = torch.arange(order.numel(), dtype=torch.int64, device=order.device) - firsts[piece]
+    return torch.empty_like(order).scatter_(0, order, place)
+
+
+_largest_on = versions(largest_torch, cpu=largest_cpu)

@@ -1,24 +1,23 @@
 """mean: of one row a rank, added in rank order."""
 
-import functools
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-from gradwire.kernels.backend import uses_triton
-from gradwire.kernels.mean_torch import mean_torch
+from gradwire.kernels.dispatch import versions
 
 
 def mean(rows: Tensor) -> Tensor:
     """The fp32 mean of float rows [ranks, n], contiguous; added in order, in fp32."""
-    return _version(rows.device)(rows)
+    return _mean_on(rows.device)(rows)
 
 
-@functools.cache
-def _version(device: torch.device) -> Callable[[Tensor], Tensor]:
-    if uses_triton(device):
-        from gradwire.kernels.mean_triton import mean_triton
+def mean_torch(rows: Tensor) -> Tensor:
+    """See `mean`."""
+    total = rows[0].float()
+    for row in rows[1:]:
+        total = total + row.float()
+    # A tensor, not a number: CUDA multiplies by the reciprocal of a number.
+    return total / torch.full((), float(len(rows)), dtype=torch.float32, device=rows.device)
 
-        return mean_triton
-    return mean_torch
+
+_mean_on = versions(mean_torch, triton="gradwire.kernels.triton.mean.mean_triton")

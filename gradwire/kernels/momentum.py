@@ -1,16 +1,14 @@
 """momentum: the scan with momentum correction."""
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from gradwire.kernels.backend import uses_triton
-from gradwire.kernels.edge import Edge
-from gradwire.kernels.momentum_cpu import momentum_cpu
-from gradwire.kernels.momentum_torch import momentum_torch
+from gradwire.kernels.dispatch import versions
+from gradwire.kernels.last_selection import Edge
 from gradwire.kernels.pieces import Piece
+from gradwire.kernels.scan import ALONE
 
 
 def momentum(
@@ -33,15 +31,64 @@ def momentum(
     keeps both as they were. edge (CUDA): counts the maxima, for the selection.
     Moves 20 bytes an entry for fp32 gradients.
     """
-    version = _version(residual.device)
+    version = _momentum_on(residual.device)
     counts = () if edge is None else (edge,)
     return version(residual, velocity, pieces, maxima, group, factor, unscale, nesterov, *counts)
 
 
-@functools.cache
-def _version(device: torch.device) -> Callable[..., Tensor]:
-    if uses_triton(device):
-        from gradwire.kernels.momentum_triton import momentum_triton
+def momentum_cpu(
+    residual: Tensor,
+    velocity: Tensor,
+    pieces: Sequence[Piece],
+    maxima: Tensor | None,
+    group: int,
+    factor: float,
+    unscale: Tensor | None = None,
+    nesterov: bool = False,
+) -> Tensor:
+    """See `momentum`."""
+    blocks = [
+        (place + start, gradient[start : start + ALONE])
+        for place, gradient in pieces
+        for start in range(0, gradient.numel(), ALONE)
+    ]
+    finite = momentum_torch(residual, velocity, blocks, None, group, factor, unscale, nesterov)
+    if maxima is not None:
+        for start in range(0, residual.numel(), ALONE):
+            part = residual[start : start + ALONE]
+            first = start // group
+            rows = maxima[first : first + part.numel() // group]
+            torch.amax(part.abs().view(-1, group), dim=1, out=rows)
+    return finite
 
-        return momentum_triton
-    return momentum_cpu if device.type == "cpu" else momentum_torch
+
+def momentum_torch(
+    residual: Tensor,
+    velocity: Tensor,
+    pieces: Sequence[Piece],
+    maxima: Tensor | None,
+    group: int,
+    factor: float,
+    unscale: Tensor | None = None,
+    nesterov: bool = False,
+) -> Tensor:
+    """See `momentum`."""
+    finite = torch.ones((), dtype=torch.bool, device=residual.device)
+    for place, gradient in pieces:
+        there = slice(place, place + gradient.numel())
+        kept, speed = residual[there], velocity[there]
+        given = gradient.float() if unscale is None else gradient.float() * unscale
+        faster = (speed + given) * factor if nesterov else speed * factor + given
+        u = kept + (faster + given if nesterov else faster)
+        good = torch.isfinite(faster) & torch.isfinite(u)
+        finite = finite & good.all()
+        speed.copy_(torch.where(good, faster, speed))
+        kept.copy_(torch.where(good, u, kept))
+    if maxima is not None:
+        torch.amax(residual.abs().view(-1, group), dim=1, out=maxima)
+    return finite
+
+
+_momentum_on = versions(
+    momentum_torch, cpu=momentum_cpu, triton="gradwire.kernels.triton.momentum.momentum_triton"
+)

@@ -13,6 +13,10 @@ from torch import Tensor
 
 from gradwire.types import align
 
+LIMIT = 256
+NEVER = 1 << 40
+"""The first tile of a column that only fills up the table."""
+
 Piece = tuple[int, Tensor]
 """Where a flat gradient starts in the bundle, and the gradient."""
 
@@ -110,9 +114,6 @@ def gaps(size: int, pieces: Sequence[Piece]) -> Iterator[tuple[int, int]]:
 
 
 _tables: dict[tuple[object, ...], Table] = {}
-LIMIT = 256
-NEVER = 1 << 40
-"""The first tile of a column that only fills up the table."""
 
 
 def _cached(

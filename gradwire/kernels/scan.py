@@ -1,16 +1,23 @@
-"""scan: residual += gradient, in place, with the maximum of every group on the way."""
+"""Add the gradient to the residual, with the maximum of every block on the way."""
 
-import functools
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from gradwire.kernels.backend import uses_triton
-from gradwire.kernels.edge import Edge
+from gradwire.kernels.dispatch import versions
+from gradwire.kernels.last_selection import Edge
 from gradwire.kernels.pieces import Piece
-from gradwire.kernels.scan_cpu import scan_cpu
-from gradwire.kernels.scan_torch import scan_torch
+from gradwire.types import align
+
+BLOCK = 1 << 18
+ALONE = (1 << 15) - 64
+"""Entries that torch does not split over threads. Where cores are busy, beside other ranks or data
+loaders, threads wait milliseconds for each other in every operation: a hundred times the work."""
+LATE = 2e-3
+"""Seconds, ten times what a block takes, after which one thread does the rest of the piece."""
+
 
 __all__ = ["Piece", "scan"]
 
@@ -36,16 +43,74 @@ def scan(
     holds what the last selection chose: unless it is true, that is cleared first.
     Moves 12 bytes an entry for fp32 gradients.
     """
-    version = _version(residual.device, residual.dtype)
+    version = _scan_on(residual.device)
     if edge is None:
         return version(residual, pieces, maxima, group, unscale)
     return version(residual, pieces, maxima, group, unscale, edge, skipped)
 
 
-@functools.cache
-def _version(device: torch.device, dtype: torch.dtype) -> Callable[..., Tensor]:
-    if uses_triton(device):
-        from gradwire.kernels.scan_triton import scan_triton
+def scan_cpu(
+    residual: Tensor,
+    pieces: Sequence[tuple[int, Tensor]],
+    maxima: Tensor | None,
+    group: int,
+    unscale: Tensor | None = None,
+) -> Tensor:
+    """See `scan`. In blocks that stay in the cache, so that memory is passed over once."""
+    if residual.dtype != torch.float32:
+        return scan_torch(residual, pieces, maxima, group, unscale)
+    factor = 1.0 if unscale is None else float(unscale)
+    longest = align(min(BLOCK, max((g.numel() for _, g in pieces), default=0)))
+    u, magnitude = torch.empty(2, longest, dtype=torch.float32).unbind()
+    scratch = torch.empty(longest // group, dtype=torch.float32)
+    finite = True
+    for offset, gradient in pieces:
+        start, step = 0, BLOCK
+        while start < gradient.numel():
+            begin = time.perf_counter()
+            part = gradient[start : start + step]
+            low, n = offset + start, part.numel()
+            rows, first = align(n) // group, low // group
+            kept, new, padded = residual[low : low + n], u[:n], u[: align(n)]
+            torch.add(kept, part, alpha=factor, out=new)
+            padded[n:] = 0
+            largest = scratch[:rows] if maxima is None else maxima[first : first + rows]
+            _largest(padded, magnitude, group, largest)
+            if not float(largest.amax()) < float("inf"):
+                finite = False
+                torch.where(torch.isfinite(new), new, kept, out=new)
+                _largest(padded, magnitude, group, largest)
+            kept.copy_(new)
+            start += step
+            if time.perf_counter() - begin > LATE:
+                step = ALONE
+    return torch.tensor(finite, dtype=torch.bool)
 
-        return scan_triton
-    return scan_cpu if device.type == "cpu" and dtype == torch.float32 else scan_torch
+
+def _largest(u: Tensor, scratch: Tensor, group: int, out: Tensor) -> None:
+    magnitude = torch.abs(u, out=scratch[: u.numel()])
+    torch.amax(magnitude.view(-1, group), dim=1, out=out)
+
+
+def scan_torch(
+    residual: Tensor,
+    pieces: Sequence[tuple[int, Tensor]],
+    maxima: Tensor | None,
+    group: int,
+    unscale: Tensor | None = None,
+) -> Tensor:
+    """See `scan`."""
+    finite = torch.ones((), dtype=torch.bool, device=residual.device)
+    for offset, gradient in pieces:
+        kept = residual[offset : offset + gradient.numel()]
+        gradient = gradient.float() if unscale is None else gradient.float() * unscale
+        u = (kept.float() + gradient).to(kept.dtype)
+        good = torch.isfinite(u)
+        finite = finite & good.all()
+        kept.copy_(torch.where(good, u, kept))
+    if maxima is not None:
+        maxima.copy_(residual.abs().view(-1, group).amax(dim=1))
+    return finite
+
+
+_scan_on = versions(scan_torch, cpu=scan_cpu, triton="gradwire.kernels.triton.scan.scan_triton")

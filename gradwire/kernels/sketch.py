@@ -5,14 +5,17 @@ Row j of the table has `columns` cells. Entry i goes into cell h_j(i) with sign 
 estimate is the median over the rows of s_j(i) x cell h_j(i) (Charikar, Chen, Farach-Colton 2002).
 """
 
-import functools
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from gradwire.kernels.backend import uses_triton
-from gradwire.kernels.sketch_torch import insert_torch, query_torch
+from gradwire.kernels.dispatch import versions
+from gradwire.kernels.scan import ALONE
+
+A, B = 0x85EBCA6B - 2**32, 0xC2B2AE35 - 2**32
+BLOCK = 1 << 22
+"""Entries at once on a device; on the CPU what stays in the cache and in one thread."""
 
 
 def insert(u: Tensor, columns: int, seeds: Tensor) -> Tensor:
@@ -23,7 +26,7 @@ def insert(u: Tensor, columns: int, seeds: Tensor) -> Tensor:
     """
     # max |u| < 2^e: with a factor of 2^(31 - e) even 2^31 entries in one cell stay below 2^62.
     exponent = torch.linalg.vector_norm(u, float("inf")).frexp().exponent.long()
-    cells = _insert(u.device)(u, columns, seeds, power_of_two(31 - exponent))
+    cells = _insert_on(u.device)(u, columns, seeds, power_of_two(31 - exponent))
     return (cells.double() * power_of_two(exponent - 31)).float()
 
 
@@ -32,7 +35,7 @@ def query(table: Tensor, seeds: Tensor, size: int, group: int) -> tuple[Tensor, 
 
     table: fp32 [rows, columns], finite, an odd number of rows. Without a `group` (0) no maxima.
     """
-    return _query(table.device)(table, seeds, size, group)
+    return _query_on(table.device)(table, seeds, size, group)
 
 
 def power_of_two(exponent: Tensor) -> Tensor:
@@ -40,19 +43,67 @@ def power_of_two(exponent: Tensor) -> Tensor:
     return ((exponent + 1023) << 52).view(torch.float64)
 
 
-@functools.cache
-def _insert(device: torch.device) -> Callable[..., Tensor]:
-    if uses_triton(device):
-        from gradwire.kernels.sketch_triton import insert_triton
+def insert_torch(u: Tensor, columns: int, seeds: Tensor, factor: Tensor) -> Tensor:
+    """int64 [rows, columns]: the sum in every cell of trunc(u x factor), with its sign."""
+    table = torch.zeros(seeds.numel(), columns, dtype=torch.int64, device=u.device)
+    for where in blocks(u.numel(), u.device):
+        numbers = (u[where.start : where.stop].double() * factor).long()
+        for row, (cell, negative) in zip(table, hashes(where, columns, seeds), strict=True):
+            row.index_add_(0, cell, torch.where(negative, -numbers, numbers))
+    return table
 
-        return insert_triton
-    return insert_torch
+
+def query_torch(
+    table: Tensor, seeds: Tensor, size: int, group: int
+) -> tuple[Tensor, Tensor | None]:
+    """See `query`."""
+    columns = table.shape[1]
+    out = torch.empty(size, dtype=torch.float32, device=table.device)
+    for where in blocks(size, table.device):
+        rows = []
+        for row, (cell, negative) in zip(table, hashes(where, columns, seeds), strict=True):
+            value = row[cell]
+            rows.append(torch.where(negative, -value, value))
+        torch.abs(median(rows), out=out[where.start : where.stop])
+    if not group:
+        return out, None
+    padded = out.new_zeros(-(-size // group) * group)
+    padded[:size] = out
+    return out, padded.view(-1, group).amax(1)
 
 
-@functools.cache
-def _query(device: torch.device) -> Callable[..., tuple[Tensor, Tensor | None]]:
-    if uses_triton(device):
-        from gradwire.kernels.sketch_triton import query_triton
+def blocks(size: int, device: torch.device) -> Iterator[range]:
+    """The entries, some at a time."""
+    step = ALONE if device.type == "cpu" else BLOCK
+    for start in range(0, size, step):
+        yield range(start, min(size, start + step))
 
-        return query_triton
-    return query_torch
+
+def hashes(where: range, columns: int, seeds: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """For each row the cells of the entries in `where`, and whether they count negative."""
+    entry = torch.arange(where.start, where.stop, dtype=torch.int32, device=seeds.device)
+    for seed in seeds:
+        hashed = mix(entry ^ seed)
+        cell = (((hashed >> 1) & 0x7FFFFFFF).long() * columns) >> 31
+        yield cell, (hashed & 1) == 1
+
+
+def mix(x: Tensor) -> Tensor:
+    """The 32-bit finaliser of MurmurHash3, on int32 tensors, whose products wrap."""
+    x = (x ^ ((x >> 16) & 0xFFFF)) * A
+    x = (x ^ ((x >> 13) & 0x7FFFF)) * B
+    return x ^ ((x >> 16) & 0xFFFF)
+
+
+def median(rows: list[Tensor]) -> Tensor:
+    """The middle one, entry by entry, of an odd number of rows; sorts them pair by pair."""
+    n = len(rows)
+    for turn in range(n):
+        for i in range(turn % 2, n - 1, 2):
+            low, high = torch.minimum(rows[i], rows[i + 1]), torch.maximum(rows[i], rows[i + 1])
+            rows[i], rows[i + 1] = low, high
+    return rows[n // 2]
+
+
+_insert_on = versions(insert_torch, triton="gradwire.kernels.triton.sketch.insert_triton")
+_query_on = versions(query_torch, triton="gradwire.kernels.triton.sketch.query_triton")

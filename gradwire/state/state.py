@@ -21,8 +21,7 @@ from gradwire.accumulate.step_status import StepStatus
 from gradwire.config import Config, configure
 from gradwire.errors import StateError, unknown
 from gradwire.kernels.scan import Piece
-from gradwire.kernels.streams import keep_for_stream
-from gradwire.kernels.target import Target
+from gradwire.kernels.side_stream import Target, keep_for_stream
 from gradwire.ranks.group import DistributedGroup, Group
 from gradwire.stages import Clock, stage, timed_by
 from gradwire.state.choice import Choice, choose, prepare

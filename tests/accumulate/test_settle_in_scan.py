@@ -6,7 +6,7 @@ import torch
 
 from gradwire.accumulate import bundle as module
 from gradwire.accumulate.bundle import Bundle
-from gradwire.kernels.edge import Edge
+from gradwire.kernels.last_selection import Edge
 from gradwire.types import Entries, Slot, Sparse
 
 NO = torch.zeros((), dtype=torch.bool)

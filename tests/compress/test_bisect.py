@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradwire.kernels.halve_torch import HALVINGS, path
+from gradwire.kernels.bisect_list import HALVINGS, path
 from tests.compress.test_selectors import choose, drawn
 from tests.distributions import MAKERS
 

@@ -7,7 +7,7 @@ from gradwire import kernels
 from gradwire.accumulate.bundle import Bundle
 from gradwire.compress import METHODS
 from gradwire.config import Config
-from gradwire.kernels.topk import group_size
+from gradwire.kernels.select import group_size
 from gradwire.state.choice import choose
 from gradwire.types import Slot
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradwire.compress.thresholds import RANKED, RUN, reached, runs, sample, stride
-from gradwire.kernels.level_torch import STEP, just_below, ranked, rung
+from gradwire.kernels.threshold import STEP, just_below, ranked, rung
 from gradwire.types import Scan
 from tests.compress.test_selectors import drawn, scanned
 from tests.distributions import MAKERS

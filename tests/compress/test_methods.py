@@ -8,7 +8,7 @@ import torch
 import gradwire
 from gradwire.accumulate.layout import place, size_of
 from gradwire.compress import METHODS
-from gradwire.kernels.draw_torch import permuted
+from gradwire.kernels.draw import permuted
 from gradwire.types import Memory, Slot
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import gradwire
 from gradwire.compress import METHODS
-from gradwire.kernels.topk import group_size
+from gradwire.kernels.select import group_size
 from gradwire.types import Memory, Scan
 from tests.distributions import MAKERS, draw
 

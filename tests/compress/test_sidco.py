@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from gradwire.kernels.fit_torch import fit_torch
+from gradwire.kernels.sidco import fit_torch
 from gradwire.types import Memory
 from tests.compress.test_selectors import choose, drawn
 

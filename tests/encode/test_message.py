@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 import gradwire
 from faults.fuzz_messages import fuzz
 from gradwire.encode import HEADER, Encoding, decode, encode, nbytes
-from gradwire.encode.indices import index_bytes
-from gradwire.encode.values import VALUES
+from gradwire.encode.format import VALUES, index_bytes
 from gradwire.errors import MessageError
 from gradwire.types import Sparse
 

@@ -5,8 +5,8 @@ import torch
 
 import gradwire
 from gradwire.encode import Encoding, decode, encode
+from gradwire.encode.format import STOCHASTIC
 from gradwire.encode.noise import Noise, _mix, mix_int, next_noise, random_words
-from gradwire.encode.values import STOCHASTIC
 from gradwire.errors import ConfigError
 from gradwire.types import Memory, Sparse
 

@@ -7,7 +7,7 @@ import torch
 
 from gradwire.compress import METHODS
 from gradwire.encode import Encoding, encode
-from gradwire.encode.values import VALUES
+from gradwire.encode.format import VALUES
 from gradwire.exchange import EXCHANGES
 from gradwire.ranks.virtual import VirtualRanks
 from gradwire.types import Entries, Everything, Memory, Rounded, align, padding

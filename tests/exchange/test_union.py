@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gradwire
-from gradwire.kernels.join_torch import merge
+from gradwire.kernels.join import merge
 
 
 @settings(max_examples=80, deadline=None, derandomize=True)

@@ -11,9 +11,8 @@ import numpy as np
 import torch
 
 from gradwire.encode import Encoding, decode, encode
-from gradwire.encode.indices import INDICES
+from gradwire.encode.format import INDICES, STOCHASTIC, VALUES
 from gradwire.encode.noise import Noise
-from gradwire.encode.values import STOCHASTIC, VALUES
 from gradwire.types import Sparse
 
 __all__ = [

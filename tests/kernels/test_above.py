@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradwire.kernels import above
-from gradwire.kernels.above_cpu import above_cpu
-from gradwire.kernels.above_torch import above_torch
+from gradwire.kernels.select import above_cpu, above_torch
 from tests.kernels.test_topk import KINDS, sorted_topk, vector
 
 

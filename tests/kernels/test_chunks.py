@@ -5,8 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradwire.kernels.chunks_cpu import chunks_cpu
-from gradwire.kernels.chunks_torch import chunks_torch
+from gradwire.kernels.chunks import chunks_cpu, chunks_torch
 from tests.kernels.test_topk import KINDS, sorted_topk, vector
 
 

@@ -7,8 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradwire.kernels.largest_cpu import largest_cpu
-from gradwire.kernels.largest_torch import largest_torch
+from gradwire.kernels.largest import largest_cpu, largest_torch
 from tests.kernels.test_topk import KINDS, sorted_topk, vector
 
 GROUP = 16

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from gradwire import kernels
-from gradwire.kernels.momentum_cpu import momentum_cpu
-from gradwire.kernels.momentum_torch import momentum_torch
-from gradwire.kernels.scan_cpu import ALONE
+from gradwire.kernels.momentum import momentum_cpu, momentum_torch
+from gradwire.kernels.scan import ALONE
 
 
 @pytest.mark.parametrize("nesterov", [False, True])

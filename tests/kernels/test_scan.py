@@ -5,8 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradwire.kernels.scan_cpu import BLOCK, scan_cpu
-from gradwire.kernels.scan_torch import scan_torch
+from gradwire.kernels.scan import BLOCK, scan_cpu, scan_torch
 from gradwire.types import align
 
 

@@ -4,9 +4,16 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE, gpu  # isort: skip
-from gradwire.kernels.sketch import insert, power_of_two, query
-from gradwire.kernels.sketch_torch import hashes, insert_torch, median, query_torch
-from gradwire.kernels.sketch_triton import insert_triton, query_triton
+from gradwire.kernels.sketch import (
+    hashes,
+    insert,
+    insert_torch,
+    median,
+    power_of_two,
+    query,
+    query_torch,
+)
+from gradwire.kernels.triton.sketch import insert_triton, query_triton
 from tests.kernels.test_topk import KINDS, vector
 
 SEEDS = torch.tensor([11, -22, 33, -44, 55, 66, -77], dtype=torch.int32)
@@ -47,7 +54,7 @@ def test_the_order_of_the_entries_does_not_matter(monkeypatch):
     seeds, factor = SEEDS[:3], power_of_two(torch.tensor(10))
     cells = insert_torch(u, 50, seeds, factor)
     for step in (1234, 17):
-        monkeypatch.setattr("gradwire.kernels.sketch_torch.ALONE", step)
+        monkeypatch.setattr("gradwire.kernels.sketch.ALONE", step)
         assert torch.equal(insert_torch(u, 50, seeds, factor), cells)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gradwire.config import Config
-from gradwire.kernels.streams import tensors_in
+from gradwire.kernels.side_stream import tensors_in
 from gradwire.ranks.echo import EchoGroup
 from gradwire.state.state import State
 from gradwire.types import Slot

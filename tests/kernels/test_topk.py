@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradwire.kernels import topk
-from gradwire.kernels.topk_cpu import group_maxima, topk_cpu
-from gradwire.kernels.topk_torch import topk_torch
+from gradwire.kernels.select import group_maxima, topk_cpu, topk_torch
 
 
 def sorted_topk(u, k):

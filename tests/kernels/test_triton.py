@@ -7,14 +7,13 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE, ON_GPU, gpu  # isort: skip
-from gradwire.kernels import plan_triton
-from gradwire.kernels import topk_triton as kernel
-from gradwire.kernels.plan_triton import plan, processors
-from gradwire.kernels.scan_triton import group_maxima
-from gradwire.kernels.topk import group_size
-from gradwire.kernels.topk_torch import topk_torch
-from gradwire.kernels.turns_triton import DIGITS, HEADER
-from gradwire.kernels.workspace_triton import workspace
+from gradwire.kernels.select import group_size, topk_torch
+from gradwire.kernels.triton.scan import group_maxima
+from gradwire.kernels.triton.select import entry as kernel
+from gradwire.kernels.triton.select import sizes
+from gradwire.kernels.triton.select.sizes import plan, processors
+from gradwire.kernels.triton.select.turns import DIGITS, HEADER
+from gradwire.kernels.triton.workspace import workspace
 from tests.kernels.test_topk import KINDS, vector
 
 
@@ -108,7 +107,7 @@ def test_a_sample_stands_for_the_whole():
 @pytest.fixture
 def alone(monkeypatch):
     """Phase 0 in launches of its own, as for large vectors."""
-    monkeypatch.setattr(plan_triton, "ALONE", 64)
+    monkeypatch.setattr(sizes, "ALONE", 64)
     plan.cache_clear()
     yield
     plan.cache_clear()

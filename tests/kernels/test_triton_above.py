@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE, ON_GPU, gpu  # isort: skip
-from gradwire.kernels import plan_triton, topk_triton
-from gradwire.kernels.above_torch import above_torch
-from gradwire.kernels.plan_triton import plan
-from gradwire.kernels.scan_triton import group_maxima
-from gradwire.kernels.topk_triton import above_triton
-from gradwire.kernels.turns_triton import DIGITS, HEADER, WAY
-from gradwire.kernels.workspace_triton import workspace
+from gradwire.kernels.select import above_torch
+from gradwire.kernels.triton.scan import group_maxima
+from gradwire.kernels.triton.select import entry, sizes
+from gradwire.kernels.triton.select.entry import above_triton
+from gradwire.kernels.triton.select.sizes import plan
+from gradwire.kernels.triton.select.turns import DIGITS, HEADER, WAY
+from gradwire.kernels.triton.workspace import workspace
 from tests.kernels.test_topk import KINDS, vector
 
 
@@ -62,7 +62,7 @@ def nan(bits):
 @pytest.mark.parametrize("bits", [0x7FC00000, 0x7FFFFFFF, 0x7F800001, -4194304, -1])
 def test_nothing_passes_a_nan_whatever_its_bits(bits):
     u = vector("gaussian", 700).to(DEVICE)
-    _, _, count = topk_triton.above_triton(u, nan(bits).to(DEVICE), 20)
+    _, _, count = entry.above_triton(u, nan(bits).to(DEVICE), 20)
     assert int(count) == 0
 
 
@@ -77,8 +77,8 @@ def test_thresholds_that_pass_nothing_or_everything(threshold):
 def test_an_unlucky_sample_does_not_let_small_entries_in(monkeypatch):
     """Fewer than the room reach the bound: digits over all of u, and what passes of these."""
     u = vector("gaussian", 20000)
-    honest = plan(20000, 50, 32, plan_triton.processors(DEVICE))
-    monkeypatch.setattr(topk_triton, "plan", lambda *_: replace(honest, rank=3, crowd=100))
+    honest = plan(20000, 50, 32, sizes.processors(DEVICE))
+    monkeypatch.setattr(entry, "plan", lambda *_: replace(honest, rank=3, crowd=100))
     for passing in (30, 49, 51, 400):
         assert check(u, rank(u, passing), 50, 32) == "digits" or ON_GPU
 
@@ -91,7 +91,7 @@ def test_other_dtypes_do_not_round_the_threshold():
 
 
 def test_launches_of_their_own(monkeypatch):
-    monkeypatch.setattr(plan_triton, "ALONE", 64)
+    monkeypatch.setattr(sizes, "ALONE", 64)
     plan.cache_clear()
     try:
         for kind in ("gaussian", "all equal", "layers"):

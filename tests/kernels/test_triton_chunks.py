@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE, gpu  # isort: skip
-from gradwire.kernels import chunks_triton as kernel
-from gradwire.kernels.chunks_torch import chunks_torch
-from gradwire.kernels.scan_triton import group_maxima
+from gradwire.kernels.chunks import chunks_torch
+from gradwire.kernels.triton import chunks as kernel
+from gradwire.kernels.triton.scan import group_maxima
 from tests.kernels.test_topk import KINDS, vector
 
 

@@ -5,16 +5,14 @@ import torch
 
 from tests.kernels.triton_device import DEVICE, gpu  # isort: skip
 from gradwire.encode import HEADER, Encoding
-from gradwire.encode import values as codes
-from gradwire.encode.indices import INDICES, index_bytes
-from gradwire.encode.message import _template
+from gradwire.encode import format as codes
+from gradwire.encode.format import INDICES, STOCHASTIC, index_bytes, template_of
 from gradwire.encode.noise import Noise
-from gradwire.encode.values import STOCHASTIC
-from gradwire.kernels import unpack_triton as unpack_module
-from gradwire.kernels.pack_torch import pack_torch
-from gradwire.kernels.pack_triton import pack_triton
-from gradwire.kernels.unpack_torch import unpack_torch
-from gradwire.kernels.unpack_triton import unpack_triton
+from gradwire.encode.unpack import unpack_torch
+from gradwire.encode.write import pack_torch
+from gradwire.kernels.triton import unpack as unpack_module
+from gradwire.kernels.triton.unpack import unpack_triton
+from gradwire.kernels.triton.write import pack_triton
 from tests.kernels.test_triton_messages import chosen
 
 VALUES = [name for name in codes.VALUES if name != "sign"]
@@ -26,7 +24,7 @@ CODES += [(v, "local16", "stochastic") for v in STOCHASTIC]
 
 def packed(sparse, encoding, finite=True):
     """The message and what receivers see, the same by both versions."""
-    template = _template(sparse.size, sparse.capacity, encoding, DEVICE)
+    template = template_of(sparse.size, sparse.capacity, encoding, DEVICE)
     flag = torch.tensor(finite, device=DEVICE)
     noise = None
     if encoding.rounding == "stochastic":
@@ -132,7 +130,7 @@ def test_no_host_sync_and_capturable():
     sparse = chosen(6_553_600, 6554)
     encoding = Encoding("int8", "packed", "stochastic")
     noise = Noise(0, 0, torch.zeros((), dtype=torch.int64, device=DEVICE))
-    template = _template(sparse.size, sparse.capacity, encoding, DEVICE)
+    template = template_of(sparse.size, sparse.capacity, encoding, DEVICE)
     flag = torch.ones((), dtype=torch.bool, device=DEVICE)
 
     def step():

@@ -4,13 +4,14 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE, ON_GPU  # isort: skip
-from gradwire.kernels import momentum_triton, plan_triton, scan_triton
-from gradwire.kernels.edge import Edge
-from gradwire.kernels.level_torch import Rule, level_torch
-from gradwire.kernels.level_triton import level_triton
-from gradwire.kernels.plan_triton import UNIT, every, plan, processors
-from gradwire.kernels.turns_triton import BOUND, WAY
-from gradwire.kernels.way_triton import BY_BINS
+from gradwire.kernels.last_selection import Edge
+from gradwire.kernels.threshold import Rule, level_torch
+from gradwire.kernels.triton import momentum, scan
+from gradwire.kernels.triton.select import sizes
+from gradwire.kernels.triton.select.sizes import UNIT, every, plan, processors
+from gradwire.kernels.triton.select.strategy import BY_BINS
+from gradwire.kernels.triton.select.turns import BOUND, WAY
+from gradwire.kernels.triton.threshold import level_triton
 from tests.kernels.test_triton_edge import Steps, Thresholds, cut, header
 
 SIZE, GROUP = 16 * UNIT, 32
@@ -56,7 +57,7 @@ def counted_entries(u, apart):
 @pytest.fixture
 def few(monkeypatch):
     """One in four units counts."""
-    for module in (scan_triton, momentum_triton, plan_triton):
+    for module in (scan, momentum, sizes):
         monkeypatch.setattr(module, "every", lambda size: 4)
     plan.cache_clear()
     yield 4
@@ -69,7 +70,7 @@ def test_the_scan_counts_around_the_last_edge(edge_value, few):
     torch.manual_seed(1)
     u, edge = torch.zeros(SIZE, device=DEVICE), known(edge_value)
     maxima = torch.zeros(SIZE // GROUP, device=DEVICE)
-    scan_triton.scan_triton(u, [(0, torch.randn(SIZE).to(DEVICE))], maxima, GROUP, None, edge)
+    scan.scan_triton(u, [(0, torch.randn(SIZE).to(DEVICE))], maxima, GROUP, None, edge)
     assert 2 <= len(counted_units(SIZE, few)) <= 6
     assert torch.equal(counts_of(edge), expected(u, edge_value, few))
     seen = counted_entries(u, few)
@@ -81,7 +82,7 @@ def test_squares_of_pieces_do_not_overflow(few):
     edge, u = known(1e30), torch.zeros(SIZE, device=DEVICE)
     maxima = torch.zeros(SIZE // GROUP, device=DEVICE)
     parts = [(0, 1e30 * torch.randn(5000)), (5056, 1e30 * torch.randn(SIZE - 5056 - 20))]
-    scan_triton.scan_triton(u, [(i, p.to(DEVICE)) for i, p in parts], maxima, GROUP, None, edge)
+    scan.scan_triton(u, [(i, p.to(DEVICE)) for i, p in parts], maxima, GROUP, None, edge)
     starts = [*range(0, 5056, 1024), *range(5056, SIZE, 1024)]
     ends = [min(s + 1024, 5056 if s < 5056 else SIZE) for s in starts]
     counted = set(counted_units(SIZE, few))
@@ -95,7 +96,7 @@ def test_momentum_counts_too(few):
     u, velocity = torch.zeros(SIZE, device=DEVICE), torch.zeros(SIZE, device=DEVICE)
     maxima, edge = torch.zeros(SIZE // GROUP, dtype=torch.int16, device=DEVICE), known(2.0)
     given = [(0, torch.randn(SIZE).to(DEVICE))]
-    momentum_triton.momentum_triton(u, velocity, given, maxima, GROUP, 0.9, edge=edge)
+    momentum.momentum_triton(u, velocity, given, maxima, GROUP, 0.9, edge=edge)
     assert torch.equal(counts_of(edge), expected(u, 2.0, few))
     assert torch.equal(maxima, cut(u.abs().view(-1, GROUP).amax(1)))
     seen = counted_entries(u, few)

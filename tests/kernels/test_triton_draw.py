@@ -5,8 +5,8 @@ import torch
 
 from tests.kernels.triton_device import DEVICE, gpu  # isort: skip
 from gradwire.accumulate.layout import place, size_of
-from gradwire.kernels import draw_triton as kernel
-from gradwire.kernels.draw_torch import draw_torch, grid, pick_torch
+from gradwire.kernels.draw import draw_torch, grid, pick_torch
+from gradwire.kernels.triton import draw as kernel
 from gradwire.types import Memory, Slot
 
 STREAM = -0x3C6EF372FE94F82B

@@ -8,9 +8,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, globaltimer
 
-from gradwire.kernels.launch_triton import overtakes
 from gradwire.kernels.pieces import Table
-from gradwire.kernels.scan_triton import TILE, scan_part
+from gradwire.kernels.triton.launch import overtakes
+from gradwire.kernels.triton.scan import TILE, scan_part
 
 pytestmark = [
     gpu,

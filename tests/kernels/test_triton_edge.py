@@ -4,17 +4,16 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE, ON_GPU  # isort: skip
-from gradwire.kernels.above_torch import above_torch
-from gradwire.kernels.edge import Edge
-from gradwire.kernels.halve_torch import halve_torch
-from gradwire.kernels.halve_triton import halve_triton
-from gradwire.kernels.scan_torch import scan_torch
-from gradwire.kernels.scan_triton import scan_triton
-from gradwire.kernels.topk_torch import topk_torch
-from gradwire.kernels.topk_triton import above_triton, topk_triton
-from gradwire.kernels.turns_triton import BOUND, WAY
-from gradwire.kernels.way_triton import BY_BINS
-from gradwire.kernels.workspace_triton import workspace
+from gradwire.kernels.bisect_list import halve_torch
+from gradwire.kernels.last_selection import Edge
+from gradwire.kernels.scan import scan_torch
+from gradwire.kernels.select import above_torch, topk_torch
+from gradwire.kernels.triton.bisect_list import halve_triton
+from gradwire.kernels.triton.scan import scan_triton
+from gradwire.kernels.triton.select.entry import above_triton, topk_triton
+from gradwire.kernels.triton.select.strategy import BY_BINS
+from gradwire.kernels.triton.select.turns import BOUND, WAY
+from gradwire.kernels.triton.workspace import workspace
 from gradwire.types import align
 from tests.kernels.test_topk import vector
 

@@ -5,13 +5,11 @@ import torch
 
 from tests.kernels.triton_device import DEVICE, gpu  # isort: skip
 from gradwire import kernels
-from gradwire.kernels import fit_triton as module
-from gradwire.kernels.adapt_torch import adapt_torch
-from gradwire.kernels.adapt_triton import adapt_triton
-from gradwire.kernels.fit_torch import fit_torch
-from gradwire.kernels.fit_triton import fit_triton
-from gradwire.kernels.turns_triton import HEADER
-from gradwire.kernels.workspace_triton import workspace
+from gradwire.kernels.sidco import adapt_torch, fit_torch
+from gradwire.kernels.triton import sidco as module
+from gradwire.kernels.triton.select.turns import HEADER
+from gradwire.kernels.triton.sidco import adapt_triton, fit_triton
+from gradwire.kernels.triton.workspace import workspace
 from gradwire.types import Memory
 from tests.compress.test_degenerate import INPUTS
 from tests.compress.test_selectors import choose

@@ -11,11 +11,11 @@ from gradwire.accumulate.bundle import Bundle
 from gradwire.compress import METHODS
 from gradwire.config import Config
 from gradwire.encode import encode
-from gradwire.kernels.beside import LARGE
-from gradwire.kernels.chunks_torch import chunks_torch
-from gradwire.kernels.draw_torch import draw_torch, pick_torch
-from gradwire.kernels.scan_torch import scan_torch
-from gradwire.kernels.topk_torch import topk_torch
+from gradwire.kernels.chunks import chunks_torch
+from gradwire.kernels.draw import draw_torch, pick_torch
+from gradwire.kernels.scan import scan_torch
+from gradwire.kernels.select import topk_torch
+from gradwire.kernels.side_stream import LARGE
 from gradwire.state.choice import choose
 from gradwire.types import Entries, Memory, Slot, Sparse
 

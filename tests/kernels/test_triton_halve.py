@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE, gpu  # isort: skip
-from gradwire.kernels.edge import Edge
-from gradwire.kernels.halve_torch import halve_torch
-from gradwire.kernels.halve_triton import halve_triton
-from gradwire.kernels.topk_torch import topk_torch
-from gradwire.kernels.topk_triton import topk_triton
-from gradwire.kernels.turns_triton import HEADER
-from gradwire.kernels.workspace_triton import workspace
+from gradwire.kernels.bisect_list import halve_torch
+from gradwire.kernels.last_selection import Edge
+from gradwire.kernels.select import topk_torch
+from gradwire.kernels.triton.bisect_list import halve_triton
+from gradwire.kernels.triton.select.entry import topk_triton
+from gradwire.kernels.triton.select.turns import HEADER
+from gradwire.kernels.triton.workspace import workspace
 from tests.compress.test_degenerate import INPUTS, K
 from tests.distributions import draw
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE, gpu, same  # isort: skip
-from gradwire.kernels import join_triton as module
-from gradwire.kernels.join_torch import join_torch
-from gradwire.kernels.join_triton import join_triton
-from gradwire.kernels.mean_torch import mean_torch
-from gradwire.kernels.mean_triton import mean_triton
+from gradwire.kernels.join import join_torch
+from gradwire.kernels.mean import mean_torch
+from gradwire.kernels.triton import join as module
+from gradwire.kernels.triton.join import join_triton
+from gradwire.kernels.triton.mean import mean_triton
 
 
 def lists(ranks, k, size, padding=0, seed=0):

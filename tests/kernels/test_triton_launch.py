@@ -4,21 +4,12 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE  # isort: skip
-from gradwire.kernels import (
-    chunks_triton,
-    draw_triton,
-    fit_triton,
-    halve_triton,
-    launch_triton,
-    level_triton,
-    momentum_triton,
-    once_triton,
-    scan_triton,
-    settle_triton,
-)
-from gradwire.kernels.edge import Edge
-from gradwire.kernels.launch_triton import Launcher
-from gradwire.kernels.level_torch import Rule
+from gradwire.kernels.last_selection import Edge
+from gradwire.kernels.threshold import Rule
+from gradwire.kernels.triton import bisect_list, chunks, draw, launch, scatter, sidco, threshold
+from gradwire.kernels.triton import momentum as momentum_module
+from gradwire.kernels.triton import scan as scan_module
+from gradwire.kernels.triton.launch import Launcher
 
 
 class Kernel:
@@ -48,8 +39,8 @@ class Driver:
 
 @pytest.fixture
 def launcher(monkeypatch):
-    monkeypatch.setattr(launch_triton, "driver", type("D", (), {"active": Driver}))
-    monkeypatch.setattr(launch_triton, "REUSE", True)
+    monkeypatch.setattr(launch, "driver", type("D", (), {"active": Driver}))
+    monkeypatch.setattr(launch, "REUSE", True)
     return Launcher(Kernel(), num_warps=4)
 
 
@@ -63,7 +54,7 @@ def test_the_second_launch_goes_past_triton(launcher):
 
 
 def test_without_reuse_triton_does_every_launch(launcher, monkeypatch):
-    monkeypatch.setattr(launch_triton, "REUSE", False)
+    monkeypatch.setattr(launch, "REUSE", False)
     for _ in range(2):
         launcher(3, "key", torch.zeros(1), 1)
     assert len(launcher._kernel.compiled) == 2
@@ -79,7 +70,7 @@ def test_another_key_is_another_compilation(launcher):
 
 @pytest.mark.parametrize("can", [False, True])
 def test_an_early_launch_tells_the_kernel(launcher, monkeypatch, can):
-    monkeypatch.setattr(launch_triton, "overtakes", lambda device: can)
+    monkeypatch.setattr(launch, "overtakes", lambda device: can)
     early = Launcher(Kernel(), early=True, num_warps=4)
     for _ in range(2):
         early(3, "key", torch.zeros(1), 1, 2)
@@ -90,18 +81,18 @@ def test_an_early_launch_tells_the_kernel(launcher, monkeypatch, can):
 
 def scan(pieces, maxima, group=32, unscale=None):
     residual = torch.zeros(8192, device=DEVICE)
-    scan_triton.scan_triton(residual, pieces, maxima, group, unscale)
+    scan_module.scan_triton(residual, pieces, maxima, group, unscale)
 
 
 def momentum(pieces, maxima, group=32, unscale=None, nesterov=False):
     residual = torch.zeros(8192, device=DEVICE)
     velocity = torch.zeros(8192, device=DEVICE)
-    momentum_triton.momentum_triton(
+    momentum_module.momentum_triton(
         residual, velocity, pieces, maxima, group, 0.9, unscale, nesterov
     )
 
 
-@pytest.mark.parametrize(("module", "call"), [(scan_triton, scan), (momentum_triton, momentum)])
+@pytest.mark.parametrize(("module", "call"), [(scan_module, scan), (momentum_module, momentum)])
 def test_whatever_changes_the_code_changes_the_key(module, call, monkeypatch):
     keys = []
     monkeypatch.setattr(module, "_launch", lambda grid, key, *args: keys.append(key))
@@ -130,13 +121,13 @@ def test_the_keys_of_chunks(monkeypatch):
     def many(grid, key, *args):
         keys.append(("many", key))
 
-    monkeypatch.setattr(chunks_triton, "_launch_few", few)
-    monkeypatch.setattr(chunks_triton, "_launch_many", dict.fromkeys((1, 2, 4, 8, 16, 32), many))
+    monkeypatch.setattr(chunks, "_launch_few", few)
+    monkeypatch.setattr(chunks, "_launch_many", dict.fromkeys((1, 2, 4, 8, 16, 32), many))
     room, maxima = torch.zeros(8193, device=DEVICE), torch.zeros(513, device=DEVICE)
     whole, shifted = room[:-1], room[1:]
 
     def call(u=whole, chunk=4096, each=4, maxima=maxima[:-1], group=64):
-        chunks_triton.chunks_triton(u, chunk, each, 0, maxima, group)
+        chunks.chunks_triton(u, chunk, each, 0, maxima, group)
 
     call()
     call(each=5)
@@ -157,12 +148,12 @@ def test_the_keys_of_draw(monkeypatch):
     keys = {"drop": [], "rank": []}
     for name, seen in keys.items():
         note = lambda grid, key, *args, seen=seen: seen.append(key)  # noqa: E731
-        monkeypatch.setattr(draw_triton, f"_launch_{name}", note)
+        monkeypatch.setattr(draw, f"_launch_{name}", note)
     draws = torch.zeros(3, dtype=torch.int64, device=DEVICE)
     ends = torch.zeros(9, dtype=torch.int64, device=DEVICE)
 
     def call(k=10, draws=draws[0], stream=2**40, places=()):
-        draw_triton.draw_triton(k, 8000, 8192, draws, stream, *places)
+        draw.draw_triton(k, 8000, 8192, draws, stream, *places)
 
     call()
     call(stream=5)
@@ -182,29 +173,33 @@ def test_the_keys_of_draw(monkeypatch):
 
 def test_the_keys_of_pick(monkeypatch):
     keys = []
-    monkeypatch.setattr(draw_triton, "_launch_pick", lambda grid, key, *_: keys.append(key))
+    monkeypatch.setattr(draw, "_launch_pick", lambda grid, key, *_: keys.append(key))
     room, places = torch.zeros(65, device=DEVICE), torch.zeros(4, dtype=torch.int32, device=DEVICE)
     for u in (room[:64], room[1:], room[:64].bfloat16()):
-        draw_triton.pick_triton(u, places)
+        draw.pick_triton(u, places)
     assert len(set(keys)) == 3
 
 
 def test_two_misalignments_have_two_keys(monkeypatch):
     """One of the arguments off a multiple of 16, then the other: not the same compilation."""
     keys = []
-    monkeypatch.setattr(settle_triton, "_launch", lambda grid, key, *_: keys.append(key))
+    monkeypatch.setattr(scatter, "_launch", lambda grid, key, *_: keys.append(key))
     room = torch.zeros(260, device=DEVICE)
     places = torch.zeros(5, dtype=torch.int32, device=DEVICE)
     never = torch.zeros((), dtype=torch.bool, device=DEVICE)
     for buffer, indices in ((room[1:257], places[:4]), (room[:256], places[1:])):
-        settle_triton.settle_triton(buffer, indices, torch.zeros(4, device=DEVICE), never)
+        scatter.settle_triton(buffer, indices, torch.zeros(4, device=DEVICE), never)
     assert len(set(keys)) == 2
 
 
 def test_the_keys_of_thresholds(monkeypatch):
     keys = []
-    for module in (level_triton, halve_triton, fit_triton, once_triton):
-        monkeypatch.setattr(module, "_launch", lambda grid, key, *_: keys.append(key))
+    launchers = (
+        (threshold, "_launch_level"), (threshold, "_launch_once"), (bisect_list, "_launch"),
+        (sidco, "_launch_fit"),
+    )  # fmt: skip
+    for module, name in launchers:
+        monkeypatch.setattr(module, name, lambda grid, key, *_: keys.append(key))
     room, places = torch.zeros(8200, device=DEVICE), torch.zeros(41, dtype=torch.int32)
     whole, shifted, places = room[:-8], room[1:-7], places.to(DEVICE)
     two = torch.zeros(3, dtype=torch.int64, device=DEVICE)
@@ -216,7 +211,7 @@ def test_the_keys_of_thresholds(monkeypatch):
         assert len(set(keys)) == len(keys) == len(variants)
 
     def level(rule, u=whole, maxima=whole, every=1, far=whole):
-        level_triton.level_triton(rule, u, 3, maxima, every, (1, 2), 1.0, far)
+        threshold.level_triton(rule, u, 3, maxima, every, (1, 2), 1.0, far)
 
     half, other = whole.bfloat16(), (whole, 1, shifted)
     distinct(
@@ -226,16 +221,16 @@ def test_the_keys_of_thresholds(monkeypatch):
     )  # fmt: skip
     e = Edge(DEVICE)
     distinct(
-        lambda u, i, v, *edge: halve_triton.halve_triton(u, 3, i, v, 20, *edge),
+        lambda u, i, v, *edge: bisect_list.halve_triton(u, 3, i, v, 20, *edge),
         (whole, places[:40], whole[:40]), (shifted, places[:40], whole[:40]),
         (whole, places[1:], whole[:40]), (whole, places[:40], shifted[:40]),
         (whole, places[:40], whole[:40], e), (half, places[:40], half[:40]),
     )  # fmt: skip
     distinct(
-        lambda u, at, step=1: fit_triton.fit_triton(u, step, 0.1, at, 3),
+        lambda u, at, step=1: sidco.fit_triton(u, step, 0.1, at, 3),
         (whole, two[0]), (shifted, two[0]), (whole, two[1]), (half, two[0]), (whole, two[0], 8),
     )  # fmt: skip
     distinct(
-        lambda u, kept: once_triton.once_triton(kept, u, 3, 1.0),
+        lambda u, kept: threshold.once_triton(kept, u, 3, 1.0),
         (whole, room[0]), (shifted, room[0]), (whole, room[1]), (half, room[0]),
     )  # fmt: skip

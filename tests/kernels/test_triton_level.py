@@ -6,11 +6,11 @@ import torch
 from tests.kernels.triton_device import DEVICE, gpu  # isort: skip
 import gradwire
 from gradwire import kernels
-from gradwire.kernels import level_triton as module
-from gradwire.kernels.level_torch import Rule, level_torch
-from gradwire.kernels.level_triton import MOST, TILE, level_triton
-from gradwire.kernels.turns_triton import HEADER
-from gradwire.kernels.workspace_triton import workspace
+from gradwire.kernels.threshold import Rule, level_torch
+from gradwire.kernels.triton import threshold as module
+from gradwire.kernels.triton.select.turns import HEADER
+from gradwire.kernels.triton.threshold import MOST, TILE, level_triton
+from gradwire.kernels.triton.workspace import workspace
 from tests.compress.test_degenerate import INPUTS, K
 from tests.compress.test_selectors import EXACT, choose
 

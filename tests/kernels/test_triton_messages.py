@@ -5,12 +5,11 @@ import torch
 
 from tests.kernels.triton_device import DEVICE, gpu, same  # isort: skip
 from gradwire.encode import Encoding, encode
-from gradwire.kernels.beside import LARGE
-from gradwire.kernels.decode_torch import decode_torch
-from gradwire.kernels.decode_triton import SPAN, WIDE, decode_triton
-from gradwire.kernels.settle_torch import settle_torch
-from gradwire.kernels.settle_triton import settle_triton
-from gradwire.kernels.target import Target
+from gradwire.kernels.messages import decode_torch
+from gradwire.kernels.scatter import settle_torch
+from gradwire.kernels.side_stream import LARGE, Target
+from gradwire.kernels.triton.messages import SPAN, WIDE, decode_triton
+from gradwire.kernels.triton.scatter import settle_triton
 from gradwire.types import Sparse, align
 
 

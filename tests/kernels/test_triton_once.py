@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE  # isort: skip
-from gradwire.kernels.once_torch import once_torch
-from gradwire.kernels.once_triton import once_triton
+from gradwire.kernels.threshold import once_torch
+from gradwire.kernels.triton.threshold import once_triton
 from tests.compress.test_degenerate import INPUTS
 from tests.distributions import draw
 

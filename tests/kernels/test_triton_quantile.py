@@ -5,11 +5,11 @@ import torch
 
 from tests.kernels.triton_device import DEVICE, ON_GPU  # isort: skip
 from gradwire.compress.gaussiank import gaussiank
-from gradwire.kernels.plan_triton import UNIT, plan, processors
-from gradwire.kernels.scan_triton import scan_triton
-from gradwire.kernels.topk_torch import topk_torch
-from gradwire.kernels.topk_triton import above_triton, quantile_triton
-from gradwire.kernels.turns_triton import BOUND
+from gradwire.kernels.select import topk_torch
+from gradwire.kernels.triton.scan import scan_triton
+from gradwire.kernels.triton.select.entry import above_triton, quantile_triton
+from gradwire.kernels.triton.select.sizes import UNIT, plan, processors
+from gradwire.kernels.triton.select.turns import BOUND
 from gradwire.types import Memory, Scan
 from tests.kernels.test_topk import vector
 from tests.kernels.test_triton_counts import SIZE, counted_entries, counted_units, few

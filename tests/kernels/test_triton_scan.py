@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE, gpu, same  # isort: skip
-from gradwire.kernels.momentum_torch import momentum_torch
-from gradwire.kernels.momentum_triton import momentum_triton
+from gradwire.kernels.momentum import momentum_torch
 from gradwire.kernels.pieces import runs, table
-from gradwire.kernels.scan_torch import scan_torch
-from gradwire.kernels.scan_triton import TILE, scan_triton
+from gradwire.kernels.scan import scan_torch
+from gradwire.kernels.triton.momentum import momentum_triton
+from gradwire.kernels.triton.scan import TILE, scan_triton
 from gradwire.types import align
 
 LAYOUTS = {

@@ -6,7 +6,7 @@ import torch
 import gradwire
 from gradwire.accumulate.schedule import entries
 from gradwire.encode import Encoding
-from gradwire.encode.values import STOCHASTIC
+from gradwire.encode.format import STOCHASTIC
 from gradwire.exchange import EXCHANGES
 from gradwire.types import align
 from tests.exchange.cases import Hand

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.compress.parts.partition import between, capacity_per_rank, turn
-from gradwire.kernels.largest_torch import in_rows
+from gradwire.kernels.largest import in_rows
 from gradwire.types import ALIGN, Memory, Scan, Sparse
 
 ROUNDS = 8

@@ -10,6 +10,7 @@ from rich.table import Table
 from gradwire import kernels
 from gradwire.encode import Encoding, Message, encode, nbytes
 from gradwire.encode.noise import Noise
+from gradwire.encode.unpack import unpack
 from gradwire.errors import ConfigError
 from gradwire.types import Entries, Sparse
 from gradwire.workbench.bench.clock import graphed, measure
@@ -104,7 +105,7 @@ def _row(
     rows = message.buffer.unsqueeze(0)
 
     def get() -> torch.Tensor:
-        return kernels.unpack(rows, size, k, message.encoding)
+        return unpack(rows, size, k, message.encoding)
 
     def mean() -> object:
         return kernels.decode(plain, message.buffer, size, k, torch.float32)

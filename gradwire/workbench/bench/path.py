@@ -10,7 +10,7 @@ from gradwire.accumulate.bundle import Bundle
 from gradwire.compress import METHODS
 from gradwire.config import Config
 from gradwire.encode import encode
-from gradwire.kernels.target import Target
+from gradwire.kernels.side_stream import Target
 from gradwire.ranks.virtual import VirtualGroup, VirtualRanks
 from gradwire.state.choice import choose
 

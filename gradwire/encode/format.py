@@ -1,0 +1,156 @@
+"""The wire format, version 1: a header of eight little-endian int32 words, indices, values.
+
+    word 0  magic and version      "GRW" and 1
+    word 1  size                   entries of the bundle, padding slots included
+    word 2  capacity               entries this message has room for
+    word 3  count                  entries that are real
+    word 4  finite                 1 when every gradient entry of the sender was finite
+    word 5  encoding               values code | indices code << 8
+    word 6  length                 bytes of the whole message
+    word 7  reserved               0
+
+then the indices (see `indices`), then the values (see `values`), then zeros up to a multiple of 16.
+A message of capacity 0 says only whether its sender was finite.
+"""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from gradwire.encode.bits import words_for
+from gradwire.errors import ConfigError, unknown
+from gradwire.types import MAX_SIZE
+
+MAGIC = int.from_bytes(b"GRW\x01", "little")
+HEADER = 32
+
+INDICES = {"int32": 0, "common": 1, "packed": 2, "bitmap": 3, "local16": 4}
+"""Names and codes in the header."""
+LOCAL = 1 << 16
+
+VALUES = {"fp32": 0, "bf16": 1, "fp16": 2, "int8": 3, "int4": 4, "sign": 5}
+"""Names and codes in the header."""
+FLOATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+LEVELS = {"int8": 127, "int4": 7}
+STOCHASTIC = ("bf16", "int8", "int4")
+"""What can be rounded stochastically."""
+BLOCK = 256
+LARGEST = 3.4e38
+"""A little below the largest number, so that level x scale cannot round to infinity."""
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How values and indices travel; `auto` indices are the smallest code for the sizes at hand.
+
+    `rounding` of values is "nearest" or "stochastic"; receivers need not know.
+    """
+
+    values: str = "fp32"
+    indices: str = "int32"
+    rounding: str = "nearest"
+
+    def __post_init__(self) -> None:
+        if self.values not in VALUES:
+            raise unknown("value encoding", self.values, VALUES)
+        if self.indices not in {*INDICES, "auto"}:
+            raise unknown("index encoding", self.indices, {*INDICES, "auto"})
+        if self.rounding not in ("nearest", "stochastic"):
+            raise unknown("rounding", self.rounding, ("nearest", "stochastic"))
+        if self.rounding == "stochastic" and self.values not in STOCHASTIC:
+            raise ConfigError(
+                f"rounding='stochastic' is for values {', '.join(STOCHASTIC)}; got {self.values!r}"
+            )
+
+    @property
+    def code(self) -> int:
+        return VALUES[self.values] | INDICES[self.indices] << 8
+
+    @property
+    def plain(self) -> bool:
+        """Whether `kernels.decode` reads it as it is: fp32 or bf16 values, int32 or no indices."""
+        return self.values in ("fp32", "bf16") and self.indices in ("int32", "common")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of float values."""
+        return FLOATS[self.values]
+
+    def settled(self, size: int, capacity: int) -> "Encoding":
+        """With `auto` replaced by the smallest code."""
+        if self.indices != "auto":
+            return self
+        return replace(self, indices=smallest(size, capacity))
+
+
+def nbytes(capacity: int, encoding: Encoding = Encoding(), size: int = MAX_SIZE) -> int:
+    """The length of a message with room for `capacity` of `size` entries."""
+    encoding = encoding.settled(size, capacity)
+    body = index_bytes(encoding.indices, size, capacity) + value_bytes(encoding.values, capacity)
+    return -(-(HEADER + body) // 16) * 16
+
+
+def index_bytes(name: str, size: int, capacity: int) -> int:
+    """Bytes that `capacity` ascending indices below `size` take."""
+    if name == "common" or capacity == 0:
+        return 0
+    if name == "int32":
+        return 4 * capacity
+    if name == "bitmap":
+        return 4 * words_for(size)
+    return 4 * sum(word_parts(name, size, capacity))
+
+
+def word_parts(name: str, size: int, capacity: int) -> tuple[int, int]:
+    """The words of the two parts of a code: low and high bits, or ends of blocks and places."""
+    if name == "local16":
+        return -(-size // LOCAL), words_for(16 * capacity)
+    low = low_bits(size, capacity)
+    return words_for(capacity * low), words_for(capacity + (size >> low) + 1)
+
+
+def smallest(size: int, capacity: int) -> str:
+    """The code that takes the fewest bytes; never local16, which is larger than packed."""
+    return min(("packed", "bitmap", "int32"), key=lambda n: index_bytes(n, size, capacity))
+
+
+def value_bytes(name: str, capacity: int) -> int:
+    """Bytes that `capacity` values take."""
+    if name in FLOATS:
+        return capacity * FLOATS[name].itemsize
+    codes = -(-capacity // {"int8": 1, "int4": 2, "sign": 8}[name])
+    return 4 * -(-capacity // BLOCK) + codes
+
+
+def low_bits(size: int, capacity: int) -> int:
+    """Bits of an index that are stored as they are: the entropy is lowest near log2(size / k)."""
+    return max(0, (size // max(1, capacity)).bit_length() - 1)
+
+
+def parts(buffer: Tensor, size: int, capacity: int, encoding: Encoding) -> tuple[Tensor, Tensor]:
+    """Views of the bytes of the indices and of the values."""
+    split = HEADER + index_bytes(encoding.indices, size, capacity)
+    return buffer[HEADER:split], buffer[split : split + value_bytes(encoding.values, capacity)]
+
+
+@lru_cache(maxsize=256)
+def usable_header(
+    size: int, capacity: int, encoding: Encoding, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """The words of a usable header, and a mask without the count, which may be any."""
+    words = template_of(size, capacity, encoding, torch.device("cpu"))[:HEADER].view(torch.int32)
+    expected, compared = words.clone(), torch.full((HEADER // 4,), -1, dtype=torch.int32)
+    expected[4], compared[3] = 1, 0
+    return expected.to(device), compared.to(device)
+
+
+@lru_cache(maxsize=256)
+def template_of(size: int, capacity: int, encoding: Encoding, device: torch.device) -> Tensor:
+    """A message of zeros with the words that are known beforehand; made once, so no copy waits."""
+    length = nbytes(capacity, encoding, size)
+    words = [MAGIC, size, capacity, 0, 0, encoding.code, length, 0]
+    out = torch.zeros(length, dtype=torch.uint8)
+    out[:HEADER] = torch.tensor(words, dtype=torch.int32).view(torch.uint8)
+    return out.to(device)

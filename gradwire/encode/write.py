@@ -1,0 +1,46 @@
+"""pack: the chosen entries -> the bytes of a message."""
+
+import torch
+from torch import Tensor
+
+from gradwire.encode.format import HEADER, Encoding, index_bytes, value_bytes
+from gradwire.encode.indices import put_indices
+from gradwire.encode.noise import Noise
+from gradwire.encode.values import get_values, put_values
+from gradwire.kernels.dispatch import versions
+from gradwire.types import Sparse
+
+
+def pack(
+    template: Tensor, sparse: Sparse, finite: Tensor, encoding: Encoding, noise: Noise | None
+) -> tuple[Tensor, Tensor]:
+    """(message, seen): uint8 as long as the template, and the fp32 values that receivers see.
+
+    The header is the template's but for words 3 (count) and 4 (finite). Then come the indices and
+    the values in `encoding`, then zeros. With `noise` rounding is stochastic.
+    """
+    # Signs have no kernel: they are for few exchanges.
+    version = pack_torch if encoding.values == "sign" else _pack_on(template.device)
+    return version(template, sparse, finite, encoding, noise)
+
+
+def pack_torch(
+    template: Tensor, sparse: Sparse, finite: Tensor, encoding: Encoding, noise: Noise | None
+) -> tuple[Tensor, Tensor]:
+    """See `pack`."""
+    out = template.clone()
+    words = out[:HEADER].view(torch.int32)
+    words[3] = sparse.count
+    words[4] = finite
+    split = HEADER + index_bytes(encoding.indices, sparse.size, sparse.capacity)
+    if split > HEADER:
+        out[HEADER:split] = put_indices(encoding.indices, sparse.indices, sparse.size)
+    body = out[split : split + value_bytes(encoding.values, sparse.capacity)]
+    body.copy_(put_values(encoding.values, sparse.values, noise))
+    seen = get_values(encoding.values, body, sparse.capacity)
+    if encoding.values == "sign":
+        seen = torch.where(sparse.indices < sparse.size, seen, 0)  # padding has a sign too
+    return out, seen
+
+
+_pack_on = versions(pack_torch, triton="gradwire.kernels.triton.write.pack_triton")

@@ -1,0 +1,164 @@
+"""chunks on CUDA: one launch, a warp for the few groups that can win, a block for a whole chunk.
+
+With maxima and few winners a chunk, a program of one warp takes several chunks: nothing waits at a
+barrier, and the loads of many such programs are in flight at once. Otherwise a program takes one
+chunk into its registers and looks for the magnitude of its last winner by halving.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gradwire.kernels.chunks import FEW, chunks_torch
+from gradwire.kernels.triton.bits import magnitude
+from gradwire.kernels.triton.launch import Launcher
+from gradwire.kernels.triton.order import cells, order
+
+TILE = 512
+"""Entries, or maxima, that a program of one warp holds: more winners a chunk, fewer chunks."""
+WIDEST = 16384
+"""Entries a chunk that fit into the registers of a block."""
+
+
+@triton.jit
+def _keys(bits, place, negative):
+    """Distinct numbers in the order of winning: by magnitude, then by the smaller place."""
+    return (bits.to(tl.int64) << 32) | ((0x7FFFFFFF - place).to(tl.int64) << 1) | negative
+
+
+@triton.jit
+def _place(key):
+    return 0x7FFFFFFF - ((key >> 1).to(tl.int32) & 0x7FFFFFFF)
+
+
+@triton.jit
+def _best(keys, EACH: tl.constexpr, ROOM: tl.constexpr):
+    """The EACH largest keys of every row, in ROOM columns; -1 where there are fewer."""
+    column = tl.arange(0, ROOM)[None, :]
+    out = tl.full([keys.shape[0], ROOM], -1, tl.int64)
+    for j in tl.static_range(EACH):
+        top = tl.max(keys, axis=1)[:, None]
+        out = tl.where(column == j, top, out)
+        keys = tl.where(keys == top, -1, keys)
+    return out
+
+
+@triton.jit(do_not_specialize=["size", "chunk", "rows", "last"])
+def _few(
+    u, maxima, indices, values, size, chunk, rows, last,
+    EACH: tl.constexpr, ROOM: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
+    SIDE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * SIDE + tl.arange(0, SIDE)
+    start = row.to(tl.int64) * chunk
+    length = tl.minimum(tl.maximum(size - start, 0), chunk).to(tl.int32)[:, None]
+    # Groups first: a winner's group has one of the EACH largest maxima.
+    g = tl.arange(0, GROUPS)[None, :]
+    there = g * GROUP < length
+    largest = tl.load(maxima + (start // GROUP)[:, None] + g, mask=there, other=0)
+    keys = tl.where(there, _keys(magnitude(largest), g, 0), -1)
+    groups = _best(keys, EACH, ROOM)
+    begin = tl.where(groups >= 0, _place(groups) * GROUP, chunk)[:, :, None]
+    place = begin + tl.arange(0, GROUP)[None, None, :]
+    inside = place < length[:, :, None]
+    entry = tl.load(u + start[:, None, None] + place, mask=inside, other=0).to(tl.float32)
+    raw = entry.to(tl.int32, bitcast=True)
+    keys = tl.where(inside, _keys(raw & 0x7FFFFFFF, place, (raw >> 31) & 1), -1)
+    chosen = _best(tl.reshape(keys, (SIDE, ROOM * GROUP)), EACH, ROOM)
+    wanted = tl.where(row < rows, EACH, tl.where(row == rows, last, 0))[:, None]
+    real = tl.arange(0, ROOM)[None, :] < wanted
+    spot = _place(chosen)
+    earlier = (spot[:, None, :] < spot[:, :, None]) & real[:, None, :]
+    out = row[:, None] * EACH + tl.sum(earlier.to(tl.int32), axis=2)
+    tl.store(indices + out, start.to(tl.int32)[:, None] + spot, mask=real)
+    bits = (chosen >> 32).to(tl.int32) | (chosen << 31).to(tl.int32)
+    tl.store(values + out, bits.to(tl.float32, bitcast=True), mask=real)
+
+
+@triton.jit
+def _count(bits, edge):
+    """How many of a tile reach the edge."""
+    reach = (bits >= edge).to(tl.int32)
+    return tl.sum(tl.sum(tl.sum(reach, axis=2), axis=1), axis=0)
+
+
+@triton.jit(do_not_specialize=["size", "chunk", "rows", "each", "last"])
+def _many(u, indices, values, size, chunk, rows, each, last, LINES: tl.constexpr):
+    row = tl.program_id(0)
+    start = row.to(tl.int64) * chunk
+    length = tl.minimum(size - start, chunk).to(tl.int32)
+    wanted = tl.where(row < rows, each, last)
+    e = cells(LINES, wanted)
+    inside = e < length
+    raw = tl.load(u + start + e, mask=inside, other=0).to(tl.float32).to(tl.int32, bitcast=True)
+    bits = tl.where(inside, raw & 0x7FFFFFFF, -1)
+    # Of `edge` as many as wanted reach it, or more; of `beyond` fewer do.
+    edge = wanted * 0
+    beyond = tl.max(tl.max(tl.max(bits, axis=2), axis=1), axis=0) + 1
+    reach = length
+    while (beyond - edge > 1) & (reach != wanted):
+        middle = edge + (beyond - edge) // 2
+        found = _count(bits, middle)
+        reach = tl.where(found >= wanted, found, reach)
+        edge = tl.where(found >= wanted, middle, edge)
+        beyond = tl.where(found >= wanted, beyond, middle)
+    chosen = (bits >= edge).to(tl.int32)
+    if reach > wanted:
+        # Only one magnitude is left between the two: of those that tie the first win.
+        tie = (bits == edge).to(tl.int32)
+        rank, ties = order(tie, LINES)
+        spare = (tie > 0) & (rank >= wanted - (reach - ties))
+        chosen = tl.where(spare, 0, chosen)
+    out, _ = order(chosen, LINES)
+    out += row * each
+    tl.store(indices + out, start.to(tl.int32) + e, mask=chosen > 0)
+    tl.store(values + out, raw.to(tl.float32, bitcast=True), mask=chosen > 0)
+
+
+_launch_few = Launcher(_few, num_warps=1)
+# 16 entries a thread: with more, those of a wide chunk do not stay in registers.
+_launch_many = {warps: Launcher(_many, num_warps=warps) for warps in (1, 2, 4, 8, 16, 32)}
+
+
+def chunks_triton(
+    u: Tensor, chunk: int, each: int, last: int, maxima: Tensor | None = None, group: int = 0
+) -> tuple[Tensor, Tensor]:
+    """See `chunks`. Moves 4 / group bytes an entry and 4 group + 8 a winner, or 4 an entry."""
+    size = u.numel()
+    rows = size // chunk
+    few = maxima is not None and _groups_help(chunk, each, last, group)
+    if chunk > WIDEST and not few:
+        return chunks_torch(u, chunk, each, last)
+    room = rows * each + last
+    indices = torch.empty(room, dtype=torch.int32, device=u.device)
+    values = torch.empty(room, dtype=u.dtype, device=u.device)
+    if room == 0:
+        return indices, values
+    many = rows + (last > 0)
+    if maxima is not None and few:
+        wide, groups = _power(each), _power(chunk // group)
+        side = max(1, TILE // max(wide * group, groups))
+        key = (each, group, groups, side, u.dtype, u.data_ptr() % 16, maxima.data_ptr() % 16)
+        _launch_few(
+            -(-many // side), key, u, u, maxima, indices, values, size, chunk, rows, last,
+            each, wide, group, groups, side,
+        )  # fmt: skip
+        return indices, values
+    lines = max(1, _power(chunk) // 128)
+    _launch_many[max(1, lines // 4)](
+        many, (lines, u.dtype, u.data_ptr() % 16), u, u, indices, values, size, chunk, rows, each,
+        last, lines,
+    )  # fmt: skip
+    return indices, values
+
+
+def _groups_help(chunk: int, each: int, last: int, group: int) -> bool:
+    """Whether few groups of a chunk, known by their maxima, hold all its winners."""
+    whole = chunk % group == 0 and group == _power(group) and chunk // group <= TILE
+    return whole and last <= each <= FEW and 2 * each * group <= chunk
+
+
+def _power(n: int) -> int:
+    """The power of two that is n or next above it."""
+    return 1 << (n - 1).bit_length()

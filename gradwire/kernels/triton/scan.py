@@ -1,0 +1,189 @@
+"""scan on CUDA: one pass at the speed of memory, the group maxima on the way.
+
+A program takes one tile of one piece. Only the last tile of a piece is masked, so that ragged and
+unaligned sizes cost nothing.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_wait
+
+from gradwire.kernels.last_selection import Edge
+from gradwire.kernels.pieces import Piece, Table, table
+from gradwire.kernels.triton.bits import INFINITY, magnitude, rounded
+from gradwire.kernels.triton.launch import Launcher
+from gradwire.kernels.triton.select.counts import LOW, tally
+from gradwire.kernels.triton.select.sizes import UNIT, every
+from gradwire.kernels.triton.workspace import flag
+
+TILE = 1024
+WARPS = 4
+DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+
+@triton.jit
+def locate(rows, DTYPE: tl.constexpr, ALIGNED: tl.constexpr, PIECES: tl.constexpr):
+    """This program's tile of its piece, the piece's gradient and place, and its two lengths."""
+    program = tl.program_id(0)
+    piece = tl.sum((tl.load(rows + tl.arange(0, PIECES)) <= program).to(tl.int32)) - 1
+    tile = (program - tl.load(rows + piece)).to(tl.int32)
+    gradient = tl.load(rows + PIECES + piece).to(tl.pointer_type(DTYPE))
+    if ALIGNED:
+        gradient = tl.multiple_of(gradient, 16)
+    place = tl.multiple_of(tl.load(rows + 2 * PIECES + piece), 64)
+    length = tl.load(rows + 3 * PIECES + piece)
+    return tile, gradient, place, length, tl.load(rows + 4 * PIECES + piece)
+
+
+@triton.jit
+def rest(end, start, TILE: tl.constexpr):
+    """How many of the tile's entries come before `end`, in 32 bits."""
+    return tl.minimum(tl.maximum(end - start, 0), TILE).to(tl.int32)
+
+
+@triton.jit
+def largest(bits, maxima, first, left, finite, bad, GROUP: tl.constexpr, ROWS: tl.constexpr):
+    """Writes one maximum a row, where wanted; clears `finite` if a row held anything bad."""
+    row = tl.arange(0, ROWS)
+    if maxima is not None:
+        each = tl.max(bits, axis=1)
+        if maxima.dtype.element_ty == tl.int16:
+            each = (each >> LOW).to(tl.int16)
+        else:
+            each = each.to(tl.float32, bitcast=True)
+        tl.store(maxima + first + row, each, mask=row * GROUP < left)
+    if finite is not None:
+        wrong = tl.max(bad.to(tl.int32), axis=1) != 0
+        tl.store(finite + row * 0, row < 0, mask=wrong)
+
+
+@triton.jit
+def _tile(
+    residual, gradient, maxima, unscale, finite, edge, last, place, start, length, span,
+    GROUP: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    ROWS: tl.constexpr = TILE // GROUP
+    entry = tl.arange(0, ROWS)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    left = rest(span, start, TILE)
+    here = residual + place + start + entry
+    if MASKED:
+        old = tl.load(here, mask=entry < left, other=0)
+    else:
+        old = tl.load(here)
+    if edge is not None:
+        size = magnitude(old)
+        index = (place + start).to(tl.int32) + entry
+        sent = (size > edge) | ((size == edge) & (index <= last))
+        old = tl.where(sent, 0.0, old).to(old.dtype)
+    u = old
+    bad = entry < 0
+    if gradient is not None:
+        if MASKED:
+            mine = entry < rest(length, start, TILE)
+            given = tl.load(gradient + start + entry, mask=mine, other=0)
+        else:
+            given = tl.load(gradient + start + entry)
+        given = given.to(tl.float32)
+        if unscale is not None:
+            given *= tl.load(unscale)
+        total = old.to(tl.float32) + given
+        u = rounded(total, old.dtype)
+        bad = (magnitude(total) >= INFINITY) | (magnitude(u) >= INFINITY)
+        u = tl.where(bad, old, u)
+        if MASKED:
+            tl.store(here, u, mask=entry < left)
+        else:
+            tl.store(here, u)
+    largest(magnitude(u), maxima, (place + start) // GROUP, left, finite, bad, GROUP, ROWS)
+
+
+@triton.jit(do_not_specialize=["every", "length", "span"])
+def _scan(
+    residual, gradient, maxima, counts, unscale, finite, rows, words, skipped, every, length, span,
+    DTYPE: tl.constexpr, ALIGNED: tl.constexpr, PIECES: tl.constexpr, GROUP: tl.constexpr,
+    TILE: tl.constexpr, UNIT: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    if EARLY:
+        gdc_wait()
+    tile = tl.program_id(0)
+    place = tl.zeros([], tl.int64)
+    if PIECES:
+        tile, gradient, place, length, span = locate(rows, DTYPE, ALIGNED, PIECES)
+    start = tile.to(tl.int64) * TILE
+    edge = None
+    last = None
+    if skipped is not None:
+        # No magnitude is above this one: where the step was skipped nothing is cleared.
+        edge = tl.where(tl.load(skipped) == 0, tl.load(words), 0x7FFFFFFF)
+        last = tl.load(words + 1)
+    if start + TILE <= tl.minimum(length, span):
+        _tile(
+            residual, gradient, maxima, unscale, finite, edge, last, place, start, length, span,
+            GROUP, TILE, False,
+        )  # fmt: skip
+    else:
+        _tile(
+            residual, gradient, maxima, unscale, finite, edge, last, place, start, length, span,
+            GROUP, TILE, True,
+        )  # fmt: skip
+    if counts is not None:
+        left = rest(span, start, TILE)
+        tally(counts, words, residual, maxima, place + start, left, every, GROUP, TILE, UNIT)
+
+
+_launch = Launcher(_scan, early=True, num_warps=WARPS, enable_fp_fusion=False)
+
+
+def scan_triton(
+    residual: Tensor,
+    pieces: Sequence[Piece],
+    maxima: Tensor | None,
+    group: int,
+    unscale: Tensor | None = None,
+    edge: Edge | None = None,
+    skipped: Tensor | None = None,
+) -> Tensor:
+    """See `scan`. One launch; moves 12 bytes an entry for fp32 gradients, 4 / group for maxima."""
+    finite = flag(residual.device)
+    counts = None if edge is None or maxima is None else edge.counting()
+    words = None if edge is None else edge.words
+    for part in table(residual.numel(), residual.device, pieces, maxima is not None, TILE):
+        scan_part(residual, part, maxima, group, counts, unscale, finite, words, skipped)
+    return finite
+
+
+def scan_part(
+    residual: Tensor,
+    part: Table,
+    maxima: Tensor | None,
+    group: int,
+    counts: Tensor | None = None,
+    unscale: Tensor | None = None,
+    finite: Tensor | None = None,
+    words: Tensor | None = None,
+    skipped: Tensor | None = None,
+) -> None:
+    """One pass over the tiles of `part`."""
+    given = part.gradient
+    key = (
+        group, part.pieces, part.dtype, part.aligned, residual.dtype, unscale is None,
+        residual.data_ptr() % 16, None if given is None else given.data_ptr() % 16,
+        None if maxima is None else (maxima.dtype, maxima.data_ptr() % 16), finite is None,
+        words is None, counts is None, skipped is None,
+    )  # fmt: skip
+    _launch(
+        part.tiles, key, residual, residual, given, maxima, counts, unscale, finite, part.rows,
+        words, skipped, every(residual.numel()), part.length, part.span, DTYPES[part.dtype],
+        part.aligned, part.pieces, group, TILE, UNIT,
+    )  # fmt: skip
+
+
+def group_maxima(u: Tensor, group: int) -> Tensor:
+    """max |u| of every `group` consecutive entries; the last group may be shorter."""
+    out = torch.empty(triton.cdiv(u.numel(), group), dtype=torch.float32, device=u.device)
+    scan_part(u, Table.whole(None, u.numel(), TILE), out, group)
+    return out

@@ -1,0 +1,1 @@
+"""The selection: README.md tells the algorithm, phase by phase."""

@@ -1,0 +1,88 @@
+"""How large the group maxima are, and the entries: counted by the scan on its way, read by the
+selection after it.
+
+A maximum is counted by its code, the 16 bits after the sign, in one of 1024 bins around the last
+edge: from a sixth of it to three times as much. Neighbours are kept on different cache lines, each
+of which takes one addition at a time. Bins for all codes would be far too many to look through, and
+a few wide ones would all add to the same line. After the bins come, as fp64, sums of squares of the
+entries and how many these are, in 32 parts each.
+"""
+
+import triton
+import triton.language as tl
+
+from gradwire.kernels.triton.bits import bits_of
+from gradwire.kernels.triton.select.find import inside
+
+LOW = tl.constexpr(15)
+"""Bits of a magnitude that its code leaves out."""
+BINS = tl.constexpr(1024)
+BELOW = tl.constexpr(640)
+"""Bins below the edge: 256 a power of two."""
+PARTS = tl.constexpr(32)
+
+
+@triton.jit
+def lowest(edge):
+    """The code of the first bin."""
+    return tl.maximum((edge >> LOW) - BELOW, 0)
+
+
+@triton.jit
+def tally(
+    counts, words, u, maxima, start, left, every,
+    GROUP: tl.constexpr, TILE: tl.constexpr, UNIT: tl.constexpr,
+):  # fmt: skip
+    """Counts the maxima of a tile that this program has written, of one in `every` units, and adds
+    up the squares of its entries.
+
+    Units are hashed, so that no period in the data goes unseen. Maxima and entries are read again:
+    kept until here they would take registers from every program. Squares are for one method; the
+    others' scans took no longer with them.
+    """
+    unit = (start // UNIT).to(tl.uint32)
+    if tl.umulhi(unit * 0x9E3779B1, every.to(tl.uint32)) == 0:
+        tl.debug_barrier()
+        row = tl.arange(0, TILE // GROUP)
+        real = row * GROUP < left
+        there = maxima + start // GROUP + row
+        bits = bits_of(tl.load(there, mask=real, other=0, cache_modifier=".cg"))
+        bin = tl.minimum((bits >> LOW) - lowest(tl.load(words)), BINS - 1)
+        ones = tl.full([TILE // GROUP], 1, tl.int32)
+        tl.atomic_add(counts + _place(bin), ones, mask=real & (bin >= 0), sem="relaxed")
+        entry = tl.arange(0, TILE)
+        x = tl.load(u + start + entry, mask=entry < left, other=0, cache_modifier=".cg")
+        x = x.to(tl.float64)
+        part = _squares(counts) + (unit & (PARTS - 1))
+        tl.atomic_add(part, tl.sum(x * x), sem="relaxed")
+        tl.atomic_add(part + PARTS, left.to(tl.float64), sem="relaxed")
+
+
+@triton.jit
+def _squares(counts):
+    return (counts + BINS).to(tl.pointer_type(tl.float64))
+
+
+@triton.jit
+def mean_square(counts):
+    """Of the entries that were counted."""
+    part = _squares(counts) + tl.arange(0, PARTS)
+    return tl.sum(tl.load(part)) / tl.sum(tl.load(part + PARTS))
+
+
+@triton.jit
+def _place(bin):
+    return (bin & 31) * 32 + (bin >> 5)
+
+
+@triton.jit
+def read(counts, rank):
+    """The highest bin that `rank` of those counted reach, how many do, how many there are in all,
+    and the highest bin that is not empty. Reads 4 kB.
+    """
+    bin = tl.arange(0, 32)[:, None] * 32 + tl.arange(0, 32)[None, :]
+    each = tl.load(counts + _place(bin))
+    found, above, total = inside(each, 0, rank, 32, 32)
+    seen = above + tl.sum(tl.sum(tl.where(bin == found, each, 0), axis=1), axis=0)
+    top = tl.max(tl.max(tl.where(each > 0, bin, 0), axis=1), axis=0)
+    return found, seen, total, top

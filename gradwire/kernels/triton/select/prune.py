@@ -1,0 +1,177 @@
+"""Phase 0 of topk: every entry that reaches the bound."""
+
+import triton
+import triton.language as tl
+
+from gradwire.kernels.triton.bits import bits_of
+from gradwire.kernels.triton.order import cells, order
+from gradwire.kernels.triton.select.turns import COARSE, COARSE_BINS, SPILLED, TOTAL, striped
+
+
+@triton.jit
+def marks(values, first, named, last, t, WIDTH: tl.constexpr, MASKED: tl.constexpr):
+    """Which of the WIDTH entries from each `first` on reach t, as the bits of a word.
+
+    A row belongs to one thread, which reads it 16 bytes at a time: nothing is passed around.
+    MASKED: entries from `last` on are none.
+    """
+    SOME: tl.constexpr = 128 // values.dtype.element_ty.primitive_bitwidth
+    some = tl.arange(0, SOME)[None, :]
+    word = first * 0
+    for j in tl.static_range(0, WIDTH, SOME):
+        at = first[:, None] + (some + j)
+        inside = named[:, None]
+        if MASKED:
+            inside &= at < last
+        reach = (bits_of(tl.load(values + at, mask=inside, other=0)) >= t) & inside
+        word += tl.sum(reach.to(tl.int32) << (some + j), axis=1)
+    return word
+
+
+@triton.jit
+def _ones(word):
+    """How many bits of a word are set."""
+    word -= (word >> 1) & 0x55555555
+    word = (word & 0x33333333) + ((word >> 2) & 0x33333333)
+    return ((((word + (word >> 4)) & 0x0F0F0F0F) * 0x01010101) >> 24) & 255
+
+
+@triton.jit
+def _lowest(word):
+    """A word's lowest bit, and its number."""
+    bit = word & -word
+    power = bit.to(tl.uint32, bitcast=True).to(tl.float32).to(tl.int32, bitcast=True)
+    return bit, ((power >> 23) & 255) - 127
+
+
+@triton.jit
+def compact(maxima, ids, first, last, t, ROWS: tl.constexpr):
+    """How many groups in [first, last) reach t; their ids, ascending, go to `ids`.
+
+    Moves 2 or 4 bytes a group, and 4 for one that does.
+    """
+    CODES: tl.constexpr = maxima.dtype.element_ty == tl.int16
+    WIDTH: tl.constexpr = 16 if CODES else 8
+    if CODES:
+        t = t >> 15 << 15
+    found = 0
+    row = tl.arange(0, ROWS) * WIDTH
+    for start in range(first, last, ROWS * WIDTH):
+        if start + ROWS * WIDTH <= last:
+            word = marks(maxima, start + row, row >= 0, last, t, WIDTH, False)
+        else:
+            word = marks(maxima, start + row, row >= 0, last, t, WIDTH, True)
+        each = _ones(word)
+        place = found + tl.cumsum(each, axis=0) - each
+        for _ in range(tl.max(each, axis=0)):
+            bit, number = _lowest(word)
+            tl.store(ids + place, start + row + number, mask=word != 0)
+            word ^= bit
+            place += 1
+        found += tl.sum(each)
+    return found
+
+
+@triton.jit
+def _deposit(bins, cand, t, shift, raw, index, place, counted, limit):
+    """Candidates with place < limit go to memory; those from `counted` on also into the bins."""
+    bits = raw & 0x7FFFFFFF
+    fits = (bits >= t) & (place < limit)
+    tl.store(cand + place, (raw.to(tl.int64) << 32) | index.to(tl.int64), mask=fits)
+    bin = tl.minimum((bits - t) >> shift, COARSE_BINS - 1)
+    ones = tl.full(bin.shape, 1, tl.int32)
+    tl.atomic_add(bins + striped(bin), ones, mask=fits & (place >= counted), sem="relaxed")
+
+
+@triton.jit
+def gather(
+    bins, u, size, ids, groups, t, shift, cand, counted, limit,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """How many entries of the named groups reach t; the first `limit` of them are kept.
+
+    Nearly every such group holds one such entry: the first of each is taken from all groups at
+    once, then the second. WHOLE: size is a multiple of GROUP. Moves 4 * GROUP bytes a group and 8 a
+    candidate.
+    """
+    WIDTH: tl.constexpr = GROUP if GROUP < 32 else 32
+    SPLIT: tl.constexpr = GROUP // WIDTH
+    found = 0
+    row = tl.arange(0, ROWS)
+    for start in range(0, groups * SPLIT, ROWS):
+        r = start + row
+        named = r < groups * SPLIT
+        # The last group's entries may lie past the end, but not past 2^31 - 1.
+        first = tl.load(ids + r // SPLIT, mask=named, other=0) * GROUP + r % SPLIT * WIDTH
+        word = marks(u, first, named, size, t, WIDTH, not WHOLE)
+        each = _ones(word)
+        place = found + tl.cumsum(each, axis=0) - each
+        for _ in range(tl.max(each, axis=0)):
+            bit, number = _lowest(word)
+            index = first + number
+            # Read again, from the nearest cache: cheaper than keeping the row.
+            value = tl.load(u + index, mask=word != 0, other=0).to(tl.float32)
+            raw = value.to(tl.int32, bitcast=True)
+            _deposit(bins, cand, t, shift, raw, index, place, counted, limit)
+            word ^= bit
+            place += 1
+        found += tl.sum(each)
+    return found
+
+
+@triton.jit
+def gather_all(bins, u, first, last, t, shift, cand, counted, limit, ROWS: tl.constexpr):
+    """The same for every entry in [first, last): where groups would rule out too little."""
+    found = 0
+    e = cells(ROWS, shift)
+    for start in range(first, last, 128 * ROWS):
+        x = tl.load(u + start + e, mask=e < last - start, other=0).to(tl.float32)
+        raw = x.to(tl.int32, bitcast=True)
+        index = (start + e.to(tl.int64)).to(tl.int32)
+        place, more = order(((raw & 0x7FFFFFFF) >= t).to(tl.int32), ROWS)
+        _deposit(bins, cand, t, shift, raw, index, found + place, counted, limit)
+        found += more
+    return found
+
+
+@triton.jit
+def prune(
+    work, u, maxima, ids, cand, meta, size, n, t, shift, share, room, spill, part,
+    PARTS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, THREADS: tl.constexpr,
+    WHOLE: tl.constexpr, COPIES: tl.constexpr,
+):  # fmt: skip
+    """One part's candidates, into its own room or, when that is full, the common spill."""
+    found = 0
+    base = part * room
+    bins = work + COARSE + part % COPIES * COARSE_BINS
+    if t > 0:
+        first = part.to(tl.int64) * share * ROWS * 128
+        last = tl.minimum(first + share.to(tl.int64) * ROWS * 128, n)
+        groups = 0
+        if GROUP > 1:
+            groups = compact(maxima, ids + first, first.to(tl.int32), last.to(tl.int32), t, THREADS)
+            tl.debug_barrier()
+        counted = 0
+        limit = room
+        again = 1
+        while again > 0:
+            if GROUP > 1:
+                found = gather(
+                    bins, u, size, ids + first, groups, t, shift, cand + base, counted, limit,
+                    GROUP, THREADS, WHOLE,
+                )  # fmt: skip
+            else:
+                found = gather_all(
+                    bins, u, first, last, t, shift, cand + base, counted, limit, ROWS
+                )
+            again = 0
+            if (found > limit) & (limit == room):
+                start = tl.atomic_add(work + SPILLED, found, sem="relaxed")
+                if start + found <= spill:
+                    base = PARTS * room + start
+                    counted = room
+                    limit = found
+                    again = 1
+        tl.atomic_add(work + TOTAL, found, sem="relaxed")
+    tl.store(meta + 2 * part, base)
+    tl.store(meta + 2 * part + 1, found)

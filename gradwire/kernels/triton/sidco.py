@@ -1,0 +1,149 @@
+"""fit on CUDA: one launch, a phase a stage.
+
+In each phase every item adds up what of its share of the sample passes; whoever is last adds up the
+items in their order, and says what the next threshold is. The first phase leaves a copy of the
+sample, which lies far apart in u.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gradwire.kernels.sidco import EVERY, FEW, FIRST, MANY
+from gradwire.kernels.triton.launch import Launcher, aligned
+from gradwire.kernels.triton.select.strategy import look
+from gradwire.kernels.triton.select.turns import DONE, finish, leave, take, wait
+from gradwire.kernels.triton.workspace import workspace
+
+OFTEN = tl.constexpr(EVERY)
+LOW = tl.constexpr(FEW * EVERY)
+HIGH = tl.constexpr(MANY * EVERY)
+
+
+LIMIT = 128
+TILE = 1024
+QUARTER = tl.constexpr(math.log(1 / FIRST))
+# Words of scratch: a threshold, the largest, then of each item a sum (8 bytes), a count, the
+# smallest, the largest; then the copy.
+SUMS = tl.constexpr(2)
+COUNTS = tl.constexpr(2 + 2 * LIMIT)
+LEASTS = tl.constexpr(2 + 3 * LIMIT)
+TOPS = tl.constexpr(2 + 4 * LIMIT)
+COPY = tl.constexpr(2 + 5 * LIMIT)
+
+
+@triton.jit
+def _number(word):
+    """A word as the fp32 whose bits it holds."""
+    return word.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _add_up(scratch, u, step, n, phase, item, ITEMS: tl.constexpr, TILE: tl.constexpr):
+    """Sum, count and smallest of an item's magnitudes above the threshold; first of all of them."""
+    total = tl.zeros([TILE], tl.float64)
+    count = tl.zeros([TILE], tl.int32)
+    least = tl.full([TILE], 0x7FFFFFFF, tl.int32)
+    top = tl.zeros([TILE], tl.int32)
+    copy = scratch + COPY
+    edge = tl.where(phase == 0, -1, look(scratch))
+    for start in range(item * TILE, n, ITEMS * TILE):
+        i = start + tl.arange(0, TILE)
+        inside = i < n
+        if phase == 0:
+            x = tl.load(u + i.to(tl.int64) * step, mask=inside, other=0).to(tl.float32)
+            bits = x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+            tl.store(copy + i, bits, mask=inside)
+        else:
+            bits = tl.load(copy + i, mask=inside, other=0, cache_modifier=".cg")
+        passes = inside & (bits > edge)
+        total += tl.where(passes, _number(bits), 0.0).to(tl.float64)
+        count += passes.to(tl.int32)
+        least = tl.minimum(least, tl.where(passes, bits, 0x7FFFFFFF))
+        top = tl.maximum(top, tl.where(inside, bits, 0))
+    tl.store((scratch + SUMS).to(tl.pointer_type(tl.float64)) + item, tl.sum(total))
+    tl.store(scratch + COUNTS + item, tl.sum(count))
+    tl.store(scratch + LEASTS + item, tl.min(least, axis=0))
+    tl.store(scratch + TOPS + item, tl.max(top, axis=0))
+
+
+@triton.jit
+def _next(scratch, phase, stages, whole, rest, ITEMS: tl.constexpr):
+    """The threshold after this phase, fp32."""
+    item = tl.arange(0, ITEMS)
+    sums = (scratch + SUMS).to(tl.pointer_type(tl.float64))
+    total = tl.sum(tl.load(sums + item, cache_modifier=".cg"))
+    count = tl.sum(tl.load(scratch + COUNTS + item, cache_modifier=".cg"))
+    least = tl.min(tl.load(scratch + LEASTS + item, cache_modifier=".cg"), axis=0)
+    top = tl.max(tl.load(scratch + TOPS + item, cache_modifier=".cg"), axis=0)
+    mean = (total / tl.maximum(count, 1)).to(tl.float32)
+    low = _number(tl.where(count > 0, least, top))
+    log = tl.maximum(rest / tl.maximum(stages - 1, 1).to(tl.float32), 0.0)
+    after = tl.where(count > 0, low + (mean - low) * log, low)
+    first = mean * tl.where(stages == 1, whole, QUARTER)
+    return tl.where(phase == 0, first, after)
+
+
+@triton.jit(do_not_specialize=["step", "n", "most"])
+def _fit(
+    out, work, scratch, u, at, whole, rest, step, n, most, ITEMS: tl.constexpr, TILE: tl.constexpr
+):
+    stages = tl.minimum(tl.maximum(tl.load(at).to(tl.int32), 1), most)
+    number = take(work)
+    while number < stages * ITEMS:
+        phase = number // ITEMS
+        wait(work, phase * (ITEMS + 1))
+        _add_up(scratch, u, step, n, phase, number % ITEMS, ITEMS, TILE)
+        tl.debug_barrier()
+        done = tl.atomic_add(work + DONE, 1, sem="acq_rel")
+        if done == phase * (ITEMS + 1) + ITEMS - 1:
+            t = _next(scratch, phase, stages, whole, rest, ITEMS)
+            tl.store(scratch, t.to(tl.int32, bitcast=True))
+            tl.store(out, t)
+            finish(work)
+        number = take(work)
+    leave(work)
+
+
+_launch_fit = Launcher(_fit, num_warps=4, enable_fp_fusion=False)
+
+
+def fit_triton(u: Tensor, step: int, share: float, stages: Tensor, most: int) -> Tensor:
+    """See `fit`. Moves 36 bytes for each sampled entry, and 4 in each stage after the first."""
+    n = -(-u.numel() // step)
+    out = torch.empty((), dtype=torch.float32, device=u.device)
+    work, scratch = workspace(COPY.value + n, u.device)
+    items = min(LIMIT, 1 << ((n - 1) // TILE).bit_length())
+    key = (items, u.dtype, stages.dtype, *aligned(u, stages))
+    _launch_fit(
+        items, key, u, out, work, scratch, u, stages, math.log(1 / share), math.log(FIRST / share),
+        step, n, most, items, TILE,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit(do_not_specialize=["most"])
+def _adapt(stages, calls, ratios, count, share, most):
+    ratio = tl.load(ratios) + tl.load(count).to(tl.float32) * share
+    call = tl.load(calls) + 1
+    due = call % OFTEN == 0
+    change = (ratio < LOW).to(tl.int32) - (ratio > HIGH).to(tl.int32)
+    wanted = tl.load(stages) + tl.where(due, change, 0)
+    tl.store(stages, tl.minimum(tl.maximum(wanted, 1), most))
+    tl.store(calls, call)
+    tl.store(ratios, tl.where(due, 0.0, ratio))
+
+
+# One warp reads everything before it writes.
+_launch_adapt = Launcher(_adapt, num_warps=1, enable_fp_fusion=False)
+
+
+def adapt_triton(
+    stages: Tensor, calls: Tensor, ratios: Tensor, count: Tensor, k: int, most: int
+) -> None:
+    """See `adapt`."""
+    key = aligned(stages, calls, ratios, count)
+    _launch_adapt(1, key, stages, stages, calls, ratios, count, 1 / max(1, k), most)

@@ -1,0 +1,103 @@
+"""sketch on CUDA: hashes on the fly, integer atomics, and a query that leaves the group maxima.
+
+The table should fit into the L2 cache; nothing of size d x rows is ever written.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gradwire.kernels.triton.launch import Launcher, aligned
+
+TILE = 1024
+LOOK = 256
+
+
+@triton.jit
+def mix(x):
+    """The 32-bit finaliser of MurmurHash3, on uint32."""
+    x = (x ^ (x >> 16)) * 0x85EBCA6B
+    x = (x ^ (x >> 13)) * 0xC2B2AE35
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def cell(hashed, columns):
+    """31 bits of the hash, spread over the columns."""
+    return ((hashed >> 1).to(tl.int64) * columns) >> 31
+
+
+@triton.jit(do_not_specialize=["size", "columns"])
+def _insert(u, table, seeds, factor, size, columns, ROWS: tl.constexpr, TILE: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    entry = tl.load(u + i, mask=i < size, other=0)
+    number = (entry.to(tl.float64) * tl.load(factor)).to(tl.int64)
+    for row in tl.static_range(ROWS):
+        hashed = mix(i.to(tl.uint32) ^ tl.load(seeds + row).to(tl.uint32, bitcast=True))
+        signed = tl.where((hashed & 1) == 1, -number, number)
+        at = table + row * columns.to(tl.int64) + cell(hashed, columns)
+        # Integers: whatever the order, the same sum.
+        tl.atomic_add(at, signed, mask=number != 0, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["size", "columns"])
+def _query(
+    table, seeds, out, maxima, size, columns,
+    ROWS: tl.constexpr, ROOM: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    row = tl.arange(0, ROOM)
+    seed = tl.load(seeds + row, mask=row < ROWS, other=0).to(tl.uint32, bitcast=True)
+    hashed = mix(i.to(tl.uint32)[:, None] ^ seed[None, :])
+    at = table + row[None, :] * columns.to(tl.int64) + cell(hashed, columns)
+    there = (row < ROWS)[None, :] & (i < size)[:, None]
+    value = tl.load(at, mask=there, other=0)
+    value = tl.where((hashed & 1) == 1, -value, value)
+    # What fills up the rows is above everything: the median is the (ROWS // 2)-th from below.
+    value = tl.where((row < ROWS)[None, :], value, float("inf"))
+    below = value[:, None, :] < value[:, :, None]
+    tied = (value[:, None, :] == value[:, :, None]) & (row[None, None, :] < row[None, :, None])
+    rank = tl.sum((below | tied).to(tl.int32), axis=2)
+    middle = tl.sum(tl.where(rank == ROWS // 2, tl.abs(value), 0.0), axis=1)
+    middle = tl.where(i < size, middle, 0.0)
+    tl.store(out + i, middle, mask=i < size)
+    if maxima is not None:
+        each = tl.max(tl.reshape(middle, (TILE // GROUP, GROUP)), axis=1)
+        g = tl.program_id(0).to(tl.int64) * (TILE // GROUP) + tl.arange(0, TILE // GROUP)
+        tl.store(maxima + g, each, mask=g * GROUP < size)
+
+
+_insert_launch = Launcher(_insert, num_warps=4, enable_fp_fusion=False)
+_query_launch = Launcher(_query, num_warps=4, enable_fp_fusion=False)
+
+
+def insert_triton(u: Tensor, columns: int, seeds: Tensor, factor: Tensor) -> Tensor:
+    """See `insert_torch`. Reads u once; rows atomics of 8 bytes an entry."""
+    rows = seeds.numel()
+    table = torch.zeros(rows, columns, dtype=torch.int64, device=u.device)
+    key = (rows, *aligned(u, table, seeds, factor))
+    grid = -(-u.numel() // TILE)
+    _insert_launch(grid, key, u, u, table, seeds, factor, u.numel(), columns, rows, TILE)
+    return table
+
+
+def query_triton(
+    table: Tensor, seeds: Tensor, size: int, group: int
+) -> tuple[Tensor, Tensor | None]:
+    """See `query`. Rows reads of a sector from the cache an entry; writes 4 bytes, 4 / group."""
+    rows, columns = table.shape
+    out = torch.empty(size, dtype=torch.float32, device=table.device)
+    maxima = out.new_empty(-(-size // group)) if group else None
+    key = (
+        rows,
+        group,
+        *aligned(table, seeds, out),
+        None if maxima is None else maxima.data_ptr() % 16,
+    )
+    grid = -(-size // LOOK)
+    room = 1 << (rows - 1).bit_length()
+    _query_launch(
+        grid, key, out, table, seeds, out, maxima, size, columns, rows, room, group or 1, LOOK
+    )
+    return out, maxima

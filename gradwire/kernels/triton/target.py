@@ -1,0 +1,50 @@
+"""A target zeroed on CUDA: one launch for any number of pieces."""
+
+from typing import TYPE_CHECKING
+
+import triton
+import triton.language as tl
+
+from gradwire.kernels.pieces import Table, table
+from gradwire.kernels.triton.launch import Launcher
+from gradwire.kernels.triton.scan import locate
+
+if TYPE_CHECKING:
+    from gradwire.kernels.side_stream import Target
+
+TILE = 8192
+
+
+@triton.jit(do_not_specialize=["length"])
+def _zero(out, rows, length, ALIGNED: tl.constexpr, PIECES: tl.constexpr, TILE: tl.constexpr):
+    tile = tl.program_id(0)
+    if PIECES:
+        tile, out, _, length, _ = locate(rows, tl.float32, ALIGNED, PIECES)
+    start = tile.to(tl.int64) * TILE
+    i = tl.arange(0, TILE)
+    nothing = tl.zeros([TILE], tl.float32)
+    if start + TILE <= length:
+        tl.store(out + start + i, nothing)
+    else:
+        tl.store(out + start + i, nothing, mask=i < length - start)
+
+
+_launch = Launcher(_zero, num_warps=8)
+
+
+def tiles_of(target: "Target", tile: int) -> Table:
+    """One launch over all of it."""
+    if target.out is not None:
+        return Table.whole(target.out, target.size + 1, tile)
+    (part,) = table(target.size, target.device, target.pieces, False, tile)
+    return part
+
+
+def zero_triton(target: "Target") -> None:
+    """Moves 4 bytes an entry."""
+    part = tiles_of(target, TILE)
+    given = part.gradient
+    at = None if given is None else given.data_ptr() % 16
+    on = target.pieces[0][1] if target.out is None else target.out
+    key = (part.pieces, part.aligned, at)
+    _launch(part.tiles, key, on, given, part.rows, part.length, part.aligned, part.pieces, TILE)
