@@ -8,10 +8,9 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.errors import ConfigError
+from gradwire.hashing import hash_words
 from gradwire.kernels.side_stream import Beside, pays
 from gradwire.types import Memory, Scan, Sparse
-
-_SIGNED = 1 << 63
 
 
 def randk(
@@ -52,7 +51,7 @@ def prefetch_draw(u: Tensor, k: int, memory: Memory, options: Mapping[str, Any])
 def _draw(u: Tensor, k: int, memory: Memory, shared: bool, seed: int) -> tuple[Tensor, Tensor]:
     if "draws" not in memory:
         memory["draws"] = torch.zeros((), dtype=torch.int64, device=u.device)
-    stream = _mix_int(seed, memory.bundle, 0 if shared else memory.rank + 1)
+    stream = hash_words(seed, memory.bundle, 0 if shared else memory.rank + 1)
     return kernels.draw(k, memory.real(u), u.numel(), memory["draws"], stream, *memory.places)
 
 
@@ -69,12 +68,3 @@ def check_randk(options: Mapping[str, Any], given: Mapping[str, Any]) -> None:
             "randk: unbiased=True excludes feedback=True, which would send d/k times what is kept "
             "again and again: leave one of them out"
         )
-
-
-def _mix_int(*words: int) -> int:
-    """The words hashed into one int64, without touching a device."""
-    h = 0x9E3779B97F4A7C15
-    for word in words:
-        h = ((h ^ (word & (2**64 - 1))) * 0xBF58476D1CE4E5B9) % 2**64
-        h ^= h >> 31
-    return h - 2**64 if h >= _SIGNED else h

@@ -5,10 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradwire.hashing import GOLDEN, lowbias32, lowbias32_int
 from gradwire.types import Memory
-
-WORD = 0xFFFFFFFF
-GOLDEN, FIRST, SECOND = 0x9E3779B9, 0x7FEB352D, 0x846CA68B
 
 
 @dataclass(frozen=True)
@@ -24,7 +22,7 @@ class Noise:
 
     @property
     def key(self) -> int:
-        return mix_int(mix_int(self.bundle + 1) + self.rank)
+        return lowbias32_int(lowbias32_int(self.bundle + 1) + self.rank)
 
 
 def next_noise(memory: Memory, device: torch.device) -> Noise:
@@ -35,22 +33,9 @@ def next_noise(memory: Memory, device: torch.device) -> Noise:
 
 
 def random_words(noise: Noise, count: int) -> Tensor:
-    """`count` numbers of 32 bits, int64: number i is mix(i x golden ratio + mix(key + step))."""
+    """Return `count` numbers of 32 bits, int64.
+
+    Number i is h(i x golden ratio + h(key + step)), where h is lowbias32.
+    """
     order = torch.arange(count, dtype=torch.int64, device=noise.step.device)
-    return _mix(order * GOLDEN + _mix(noise.step + noise.key))
-
-
-def _mix(x: Tensor) -> Tensor:
-    """A 32-bit finaliser (Wellons' lowbias32) on the low words of int64 tensors."""
-    x = x & WORD
-    x = ((x ^ (x >> 16)) * FIRST) & WORD
-    x = ((x ^ (x >> 15)) * SECOND) & WORD
-    return x ^ (x >> 16)
-
-
-def mix_int(x: int) -> int:
-    """`_mix` without touching a device."""
-    x &= WORD
-    x = ((x ^ (x >> 16)) * FIRST) & WORD
-    x = ((x ^ (x >> 15)) * SECOND) & WORD
-    return x ^ (x >> 16)
+    return lowbias32(order * GOLDEN + lowbias32(noise.step + noise.key))

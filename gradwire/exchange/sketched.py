@@ -11,8 +11,8 @@ from gradwire.encode import Encoding, Message
 from gradwire.exchange.exchange import Outcome
 from gradwire.exchange.means import ordered_bytes, ordered_legs, ordered_mean, ordered_rounds
 from gradwire.exchange.sketch_size import Table, warn_if_blind
+from gradwire.hashing import fmix32
 from gradwire.kernels.select import group_size
-from gradwire.kernels.sketch import mix
 from gradwire.ranks.group import Group
 from gradwire.stages import stage
 from gradwire.types import Entries, Memory, Sparse
@@ -82,7 +82,7 @@ def next_seeds(memory: Memory, rows: int, device: torch.device) -> Tensor:
     steps = memory[STEPS]
     numbers = steps * rows + torch.arange(1, rows + 1, dtype=torch.int64, device=device)
     steps.add_(1)
-    return mix(mix(numbers.to(torch.int32)) + 1)
+    return fmix32(fmix32(numbers.to(torch.int32)) + 1)
 
 
 def largest(table: Tensor, seeds: Tensor, size: int, many: int) -> Tensor:

@@ -5,10 +5,10 @@ import math
 import torch
 from torch import Tensor
 
+from gradwire.hashing import splitmix64_golden
 from gradwire.kernels.dispatch import versions
 
 ROUNDS = 6
-_A, _B = -7046029254386353131, -4658895280553007687
 
 
 def draw(
@@ -51,7 +51,7 @@ def draw_torch(
     The grid exceeds `size` by less than one row, so few walks leave an entry outside once in 10^20
     draws, if at all: it then counts as not drawn, and its index is `length`.
     """
-    key = mix(draws + stream)
+    key = splitmix64_golden(draws + stream)
     draws.add_(1)
     everyone = torch.arange(k, dtype=torch.int64, device=draws.device)
     drawn = permuted(everyone, size, key).sort().values
@@ -96,16 +96,9 @@ def _walks(size: int, cells: int) -> int:
 def _feistel(x: Tensor, a: int, b: int, key: Tensor) -> Tensor:
     left, right = x // b, x % b
     for r in range(ROUNDS):
-        left = (left + (mix(right + key + 2 * r) & 0x7FFFFFFF)) % a
-        right = (right + (mix(left + key + 2 * r + 1) & 0x7FFFFFFF)) % b
+        left = (left + (splitmix64_golden(right + key + 2 * r) & 0x7FFFFFFF)) % a
+        right = (right + (splitmix64_golden(left + key + 2 * r + 1) & 0x7FFFFFFF)) % b
     return left * b + right
-
-
-def mix(x: Tensor) -> Tensor:
-    """A 64-bit finaliser (splitmix64) on int64 tensors, whose products wrap."""
-    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * _B
-    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * _A
-    return x ^ ((x >> 31) & 0x1FFFFFFFF)
 
 
 _draw_on = versions(draw_torch, triton="gradwire.kernels.triton.draw.draw_triton")

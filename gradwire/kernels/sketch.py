@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from gradwire.hashing import fmix32
 from gradwire.kernels.dispatch import versions
 from gradwire.kernels.scan import ALONE
 
-A, B = 0x85EBCA6B - 2**32, 0xC2B2AE35 - 2**32
 BLOCK = 1 << 22
 """Entries at once on a device; on the CPU what stays in the cache and in one thread."""
 
@@ -83,16 +83,9 @@ def hashes(where: range, columns: int, seeds: Tensor) -> Iterator[tuple[Tensor, 
     """For each row the cells of the entries in `where`, and whether they count negative."""
     entry = torch.arange(where.start, where.stop, dtype=torch.int32, device=seeds.device)
     for seed in seeds:
-        hashed = mix(entry ^ seed)
+        hashed = fmix32(entry ^ seed)
         cell = (((hashed >> 1) & 0x7FFFFFFF).long() * columns) >> 31
         yield cell, (hashed & 1) == 1
-
-
-def mix(x: Tensor) -> Tensor:
-    """The 32-bit finaliser of MurmurHash3, on int32 tensors, whose products wrap."""
-    x = (x ^ ((x >> 16) & 0xFFFF)) * A
-    x = (x ^ ((x >> 13) & 0x7FFFF)) * B
-    return x ^ ((x >> 16) & 0xFFFF)
 
 
 def median(rows: list[Tensor]) -> Tensor:

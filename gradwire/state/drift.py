@@ -8,13 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from gradwire.errors import ConfigError, DriftError
+from gradwire.hashing import splitmix64_
 from gradwire.ranks.group import Group
 from gradwire.state.names import plain_name, unwrapped
 
 WORDS_CPU, WORDS_GPU = 2**16, 2**22
 """Words per pass: as many as a core's cache holds; on GPUs enough to hide the launch."""
-
-FACTORS = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
 
 
 def digest(tensor: Tensor) -> Tensor:
@@ -34,20 +33,8 @@ def digest(tensor: Tensor) -> Tensor:
     for start in range(0, words.numel(), step):
         part = words[start : start + step]
         keys = places[: part.numel()] + part
-        total += _mix(keys.add_(start << 32)).sum()
+        total += splitmix64_(keys.add_(start << 32)).sum()
     return total
-
-
-def _mix(x: Tensor) -> Tensor:
-    """Mix in place: x ^= x >> 30, x *= first factor, x ^= x >> 27, x *= second, x ^= x >> 31."""
-    x = _fold(x, 30).mul_(FACTORS[0])
-    x = _fold(x, 27).mul_(FACTORS[1])
-    return _fold(x, 31)
-
-
-def _fold(x: Tensor, shift: int) -> Tensor:
-    # A shift of int64 copies the sign bit, which the mask removes.
-    return x.bitwise_xor_((x >> shift).bitwise_and_(2 ** (64 - shift) - 1))
 
 
 class Watch:

@@ -6,8 +6,9 @@ import torch
 import gradwire
 from gradwire.encode import Encoding, decode, encode
 from gradwire.encode.format import STOCHASTIC
-from gradwire.encode.noise import Noise, _mix, mix_int, next_noise, random_words
+from gradwire.encode.noise import Noise, next_noise, random_words
 from gradwire.errors import ConfigError
+from gradwire.hashing import lowbias32, lowbias32_int
 from gradwire.types import Memory, Sparse
 
 TRUE = torch.tensor(True)
@@ -79,8 +80,8 @@ def test_every_step_has_its_own_noise():
 def test_keys_are_hashed_as_words_are():
     """On the host and on the device; of longer numbers the low 32 bits."""
     numbers = [0, 1, 2**31, 2**32 - 1, 2**32, 2**32 + 5, 2**40 + 12345]
-    assert [mix_int(x) for x in numbers] == _mix(torch.tensor(numbers)).tolist()
-    assert mix_int(2**32 + 5) == mix_int(5)
+    assert [lowbias32_int(x) for x in numbers] == lowbias32(torch.tensor(numbers)).tolist()
+    assert lowbias32_int(2**32 + 5) == lowbias32_int(5)
 
 
 def run(cluster, steps):

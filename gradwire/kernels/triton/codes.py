@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from gradwire.kernels.triton.hashing import lowbias32
+
 # As in encode: the header's codes, the entries of a scale and of a block of local16.
 INT32 = tl.constexpr(0)
 COMMON = tl.constexpr(1)
@@ -18,18 +20,10 @@ BLOCK = tl.constexpr(256)
 
 
 @triton.jit
-def mix(x):
-    """`_mix` of encode.noise, on uint32."""
-    x = (x ^ (x >> 16)) * 0x7FEB352D
-    x = (x ^ (x >> 15)) * 0x846CA68B
-    return x ^ (x >> 16)
-
-
-@triton.jit
 def random_halves(step, key, entry):
     """The upper 16 bits of `random_words`, for these entries; `key` less 2^31."""
-    stream = mix(tl.load(step).to(tl.uint32) + (key.to(tl.uint32) + 0x80000000))
-    return mix(entry.to(tl.uint32) * 0x9E3779B9 + stream) >> 16
+    stream = lowbias32(tl.load(step).to(tl.uint32) + (key.to(tl.uint32) + 0x80000000))
+    return lowbias32(entry.to(tl.uint32) * 0x9E3779B9 + stream) >> 16
 
 
 @triton.jit

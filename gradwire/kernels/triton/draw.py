@@ -13,6 +13,7 @@ from torch import Tensor
 from gradwire.kernels.dispatch import constant
 from gradwire.kernels.draw import ROUNDS, grid
 from gradwire.kernels.side_stream import pays
+from gradwire.kernels.triton.hashing import splitmix64_golden
 from gradwire.kernels.triton.launch import Launcher
 from gradwire.kernels.triton.select.turns import FINE, MAX_ITEMS, look_back, take
 
@@ -29,17 +30,9 @@ TURNS = tl.constexpr(ROUNDS)
 
 
 @triton.jit
-def _mix(x):
-    """As in the reference."""
-    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * -4658895280553007687
-    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * -7046029254386353131
-    return x ^ ((x >> 31) & 0x1FFFFFFFF)
-
-
-@triton.jit
 def _hash(x, key):
     """31 bits."""
-    return (_mix(x.to(tl.int64) + key) & 0x7FFFFFFF).to(tl.uint32)
+    return (splitmix64_golden(x.to(tl.int64) + key) & 0x7FFFFFFF).to(tl.uint32)
 
 
 @triton.jit
@@ -56,7 +49,7 @@ def _feistel(x, a, b, key):
 @triton.jit(do_not_specialize=["k", "size", "a", "b", "stream", "factor", "room"])
 def _drop(work, cells, draws, k, size, a, b, stream, factor, room, TILE: tl.constexpr):
     """Draws, and leaves each entry in its bucket."""
-    key = _mix(tl.load(draws) + stream)
+    key = splitmix64_golden(tl.load(draws) + stream)
     wide, high = a.to(tl.uint32), b.to(tl.uint32)
     limit = size.to(tl.uint32)
     for start in range(tl.program_id(0).to(tl.int64) * TILE, k, tl.num_programs(0) * TILE):

@@ -8,18 +8,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gradwire.kernels.triton.hashing import fmix32
 from gradwire.kernels.triton.launch import Launcher, aligned
 
 TILE = 1024
 LOOK = 256
-
-
-@triton.jit
-def mix(x):
-    """The 32-bit finaliser of MurmurHash3, on uint32."""
-    x = (x ^ (x >> 16)) * 0x85EBCA6B
-    x = (x ^ (x >> 13)) * 0xC2B2AE35
-    return x ^ (x >> 16)
 
 
 @triton.jit
@@ -34,7 +27,7 @@ def _insert(u, table, seeds, factor, size, columns, ROWS: tl.constexpr, TILE: tl
     entry = tl.load(u + i, mask=i < size, other=0)
     number = (entry.to(tl.float64) * tl.load(factor)).to(tl.int64)
     for row in tl.static_range(ROWS):
-        hashed = mix(i.to(tl.uint32) ^ tl.load(seeds + row).to(tl.uint32, bitcast=True))
+        hashed = fmix32(i.to(tl.uint32) ^ tl.load(seeds + row).to(tl.uint32, bitcast=True))
         signed = tl.where((hashed & 1) == 1, -number, number)
         at = table + row * columns.to(tl.int64) + cell(hashed, columns)
         # Integers: whatever the order, the same sum.
@@ -49,7 +42,7 @@ def _query(
     i = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     row = tl.arange(0, ROOM)
     seed = tl.load(seeds + row, mask=row < ROWS, other=0).to(tl.uint32, bitcast=True)
-    hashed = mix(i.to(tl.uint32)[:, None] ^ seed[None, :])
+    hashed = fmix32(i.to(tl.uint32)[:, None] ^ seed[None, :])
     at = table + row[None, :] * columns.to(tl.int64) + cell(hashed, columns)
     there = (row < ROWS)[None, :] & (i < size)[:, None]
     value = tl.load(at, mask=there, other=0)

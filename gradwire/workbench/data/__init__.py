@@ -15,7 +15,7 @@ from gradwire.workbench.data.digits import load_digits
 from gradwire.workbench.data.letters import load_letters
 from gradwire.workbench.data.mnist import load_mnist
 from gradwire.workbench.data.phrases import load_phrases
-from gradwire.workbench.data.shard import Shard, mix
+from gradwire.workbench.data.shard import Shard
 from gradwire.workbench.data.speech import LETTERS, Speech
 from gradwire.workbench.data.text import Text, load_text
 from gradwire.workbench.data.tones import load_tones
@@ -97,5 +97,4 @@ __all__ = [
     "Speech",
     "Text",
     "load",
-    "mix",
 ]

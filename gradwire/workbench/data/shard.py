@@ -3,18 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from hashlib import blake2b
 
 import torch
 from torch import Tensor
 
+from gradwire.hashing import blake2b_seed
 from gradwire.workbench.data.dataset import DataError
-
-
-def mix(*parts: int) -> int:
-    """A seed in [0, 2^63) that depends on every part and their order."""
-    digest = blake2b(",".join(map(str, parts)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
 
 
 @dataclass(frozen=True)
@@ -50,7 +44,7 @@ class Shard:
 
     def order(self, epoch: int) -> Tensor:
         """The epoch's permutation of all examples, the same on every rank; not to be changed."""
-        return _order(self.examples, mix(self.seed, epoch))
+        return _order(self.examples, blake2b_seed(self.seed, epoch))
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Tensor]:
         """This rank's indices for step `start` and each later step of the epoch."""

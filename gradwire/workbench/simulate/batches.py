@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gradwire.workbench.data import Data, Dataset, Shard, mix
+from gradwire.hashing import blake2b_seed
+from gradwire.workbench.data import Data, Dataset, Shard
 from gradwire.workbench.train.task import Batch
 
 
@@ -43,7 +44,9 @@ class Batches:
     def _draw(self, data: Dataset, epoch: int) -> Tensor:
         """[steps, P, n, 3]"""
         shard, ranks = self._shards[0], range(len(self._shards))
-        seeds = [[mix(shard.seed, epoch, step, r) for r in ranks] for step in range(shard.steps)]
+        seeds = [
+            [blake2b_seed(shard.seed, epoch, step, r) for r in ranks] for step in range(shard.steps)
+        ]
         drawn = [data.draw(seed, shard.batch) for row in seeds for seed in row]
         found = torch.stack([part for part in drawn if part is not None])
         return found.unflatten(0, (shard.steps, len(ranks)))

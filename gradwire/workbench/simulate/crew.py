@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from gradwire.accumulate.schedule import entries
+from gradwire.hashing import blake2b_seed
 from gradwire.integrate.virtual_cluster import VirtualCluster
 from gradwire.workbench import data as datasets
 from gradwire.workbench import models
-from gradwire.workbench.data import Data, Shard, mix
+from gradwire.workbench.data import Data, Shard
 from gradwire.workbench.simulate.abreast import Abreast
 from gradwire.workbench.simulate.batches import Batches
 from gradwire.workbench.simulate.graphs import Passes, twins
@@ -73,7 +74,7 @@ class Crew:
             Shard(data.examples, options.batch, rank, options.workers, options.seed)
             for rank in range(options.workers)
         ]
-        torch.manual_seed(mix(options.seed))
+        torch.manual_seed(blake2b_seed(options.seed))
         network = {**options.size, **data.network}
         self.model = models.build(options.model, **network).to(self.device)
         self.judged = self.model
@@ -212,7 +213,7 @@ class Crew:
     def _one_by_one(self, epoch: int, offset: int) -> tuple[list[Tensor], Tensor]:
         flat, losses, statistics = [], [], []
         for rank, shard in enumerate(self.shards):
-            seed = mix(self.options.seed, epoch, offset, rank)
+            seed = blake2b_seed(self.options.seed, epoch, offset, rank)
             torch.manual_seed(seed)
             indices = next(shard.batches(epoch, offset))
             loss = self.options.task.loss(self.model, self.data.training_batch(indices, seed))
@@ -232,7 +233,7 @@ class Crew:
         batches = [next(shard.batches(epoch, offset)) for shard in self.shards]
 
         def loss(model: nn.Module, rank: int) -> Tensor:
-            seed = mix(self.options.seed, epoch, offset, rank)
+            seed = blake2b_seed(self.options.seed, epoch, offset, rank)
             return self.options.task.loss(model, self.data.training_batch(batches[rank], seed))
 
         flat, losses = self.lanes(loss)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire.hashing import blake2b_seed
 from gradwire.workbench import models
-from gradwire.workbench.data import mix
 from gradwire.workbench.train import checkpoint
 from gradwire.workbench.train.options import Options
 from gradwire.workbench.train.place import Place
@@ -34,7 +34,7 @@ class Replica:
         epoch_steps: int,
     ) -> None:
         self.options = options
-        torch.manual_seed(mix(options.seed))
+        torch.manual_seed(blake2b_seed(options.seed))
         model = models.build(options.model, **network).to(place.device)
         if saved is not None:
             with checkpoint.fitting(folder):

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import torch
 
-from gradwire.workbench.data import Data, Shard, mix
+from gradwire.hashing import blake2b_seed
+from gradwire.workbench.data import Data, Shard
 from gradwire.workbench.train import checkpoint
 from gradwire.workbench.train.checkpoint import Position
 from gradwire.workbench.train.evaluate import digest, replicas_identical, score
@@ -130,7 +131,7 @@ class Trainer:
     def _step(self, indices: torch.Tensor) -> None:
         """One step. Whatever is random in it depends on its own seed only, so none is saved."""
         position = self.position
-        seed = mix(self.options.seed, position.epoch, position.offset, self.place.rank)
+        seed = blake2b_seed(self.options.seed, position.epoch, position.offset, self.place.rank)
         torch.manual_seed(seed)
         self.replica.set_lr(self.options.lr_at(position.epoch + position.offset / self.shard.steps))
         self._loss += self.replica.step(self.data.training_batch(indices, seed))

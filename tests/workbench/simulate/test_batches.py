@@ -1,8 +1,9 @@
 import pytest
 import torch
 
+from gradwire.hashing import blake2b_seed
 from gradwire.workbench import data
-from gradwire.workbench.data import Dataset, Shard, mix
+from gradwire.workbench.data import Dataset, Shard
 from gradwire.workbench.simulate.batches import Batches
 
 WORLD, BATCH, SEED = 3, 4, 7
@@ -27,5 +28,5 @@ def test_a_row_is_what_the_worker_alone_would_cut(make):
         together = batches(epoch, offset)
         for rank, shard in enumerate(shards):
             indices = next(shard.batches(epoch, offset))
-            alone = found.training_batch(indices, mix(SEED, epoch, offset, rank))
+            alone = found.training_batch(indices, blake2b_seed(SEED, epoch, offset, rank))
             assert all(torch.equal(a[rank], b) for a, b in zip(together, alone, strict=True))
