@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from gradwire.kernels.last_selection import Edge
-    from gradwire.kernels.side_stream import Beside
+    from gradwire.kernels.last_selection import LastSelection
+    from gradwire.kernels.side_stream import SideStream
 
 ALIGN = 64
 """Every parameter's slot in a bundle starts at a multiple of this many entries, so that a group of
@@ -98,7 +98,7 @@ class Scan:
     finite: Tensor
     maxima: Tensor | None = None
     block: int = 0
-    edge: "Edge | None" = None
+    edge: "LastSelection | None" = None
 
 
 class Memory(dict[str, Tensor]):
@@ -117,7 +117,7 @@ class Memory(dict[str, Tensor]):
         """Where each parameter begins."""
         self.fixed: dict[str, Tensor] = {}
         """What a method derives from the layout and the number of workers; not checkpointed."""
-        self.prefetched: dict[str, Beside[Any]] = {}
+        self.prefetched: dict[str, SideStream[Any]] = {}
         """Work that a method has begun before u was there; empty when the step is over."""
         self._ends: Tensor | None = None
 

@@ -11,7 +11,7 @@ from gradwire.accumulate.layout import size_of
 from gradwire.accumulate.momentum import Correction, clip_factor
 from gradwire.accumulate.tally import Tally
 from gradwire.kernels.dispatch import uses_triton
-from gradwire.kernels.last_selection import Edge
+from gradwire.kernels.last_selection import LastSelection
 from gradwire.kernels.scan import Piece
 from gradwire.types import ALIGN, Delivered, Entries, Memory, Scan, Slot
 
@@ -57,7 +57,7 @@ class Bundle:
         self._microbatches_finite: Tensor | None = None
         """False if a micro-batch since the last step was not finite; None without micro-batches."""
         self._maxima = torch.zeros(0, dtype=torch.float32, device=device)
-        self._edge = Edge(device) if uses_triton(device) else None
+        self._edge = LastSelection(device) if uses_triton(device) else None
 
     @property
     def masks(self) -> bool:
@@ -151,7 +151,7 @@ class Bundle:
         if last.withheld or unused or self.velocity is not None:
             return False
         sent = last.delivered
-        return isinstance(sent, Entries) and edge.explains(sent.sparse.indices, sent.sparse.values)
+        return isinstance(sent, Entries) and edge.is_of(sent.sparse.indices, sent.sparse.values)
 
     def _scan(
         self,

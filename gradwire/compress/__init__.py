@@ -23,7 +23,7 @@ from gradwire.compress.threshold import check_threshold, threshold
 from gradwire.compress.thresholds import check_capacity, room
 from gradwire.compress.topk import topk
 from gradwire.compress.trimmed import trimmed
-from gradwire.kernels.select import group_size
+from gradwire.kernels.select import block_size
 
 __all__ = ["METHODS", "BoundMethod", "Method"]
 
@@ -33,7 +33,7 @@ def _times_k(k: int, size: int, options: Options) -> int:
 
 
 def _block_for_capacity(k: int, size: int, device: torch.device, options: Options) -> int:
-    return group_size(size, _times_k(k, size, options), device)
+    return block_size(size, _times_k(k, size, options), device)
 
 
 METHODS: dict[str, Method] = {

@@ -23,5 +23,5 @@ def bisect(u: Tensor, k: int, memory: Memory, scan: Scan | None = None) -> Spars
     known = () if scan is None else (scan.maxima, scan.block, scan.edge)
     indices, values = kernels.select(u, room(k, u.numel(), MOST), *known)
     edge = () if scan is None else (scan.edge,)
-    found = kernels.halve(u, stride(u.numel(), SEEN), indices, values, k, *edge)
+    found = kernels.bisect_list(u, stride(u.numel(), SEEN), indices, values, k, *edge)
     return Sparse(*found, u.numel())

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.errors import ConfigError
-from gradwire.kernels.chunks import chunk_group
+from gradwire.kernels.chunks import chunk_block
 from gradwire.kernels.dispatch import constant
 from gradwire.types import Memory, Scan, Sparse
 
@@ -46,7 +46,7 @@ def chunked_capacity(k: int, size: int, options: Mapping[str, Any]) -> int:
 
 def chunked_block(k: int, size: int, device: torch.device, options: Mapping[str, Any]) -> int:
     """Return a block size that divides the chunk."""
-    return chunk_group(options["chunk"], shares(k, size, options["chunk"])[0], device)
+    return chunk_block(options["chunk"], shares(k, size, options["chunk"])[0], device)
 
 
 def check_chunked(options: Mapping[str, Any], given: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.kernels.select import group_size
+from gradwire.kernels.select import block_size
 from gradwire.types import Memory, Registered, Scan, Sparse
 
 Options = Mapping[str, Any]
@@ -15,7 +15,7 @@ Options = Mapping[str, Any]
 
 
 def _block_for_topk(k: int, size: int, device: torch.device, options: Options) -> int:
-    return group_size(size, k, device)
+    return block_size(size, k, device)
 
 
 @dataclass(frozen=True)

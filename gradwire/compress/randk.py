@@ -9,7 +9,7 @@ from torch import Tensor
 from gradwire import kernels
 from gradwire.errors import ConfigError
 from gradwire.hashing import hash_words
-from gradwire.kernels.side_stream import Beside, pays
+from gradwire.kernels.side_stream import SideStream, pays
 from gradwire.types import Memory, Scan, Sparse
 
 
@@ -44,7 +44,7 @@ def prefetch_draw(u: Tensor, k: int, memory: Memory, options: Mapping[str, Any])
     """Draws while u is still being made, which takes longer."""
     if pays(u.numel(), u.device):
         shared, seed = options["shared"], options["seed"]
-        drawn = Beside("draw", u.device, lambda: _draw(u, k, memory, shared, seed), urgent=True)
+        drawn = SideStream("draw", u.device, lambda: _draw(u, k, memory, shared, seed), urgent=True)
         memory.prefetched["drawn"] = drawn
 
 

@@ -35,7 +35,7 @@ def sidco(
             dtype = torch.float32 if isinstance(start, float) else torch.int64
             memory[name] = torch.full((), start, dtype=dtype, device=u.device)
     stages, step = memory["stages"], stride(u.numel(), SAMPLE)
-    edge = kernels.fit(u, step, share, stages, most) if k else u.new_zeros(())
+    edge = kernels.sidco_fit(u, step, share, stages, most) if k else u.new_zeros(())
     sparse = beyond(u, edge, room(k, u.numel(), capacity), scan)
-    kernels.adapt(stages, memory["calls"], memory["ratios"], sparse.count, k, most)
+    kernels.sidco_adapt(stages, memory["calls"], memory["ratios"], sparse.count, k, most)
     return sparse

@@ -39,7 +39,7 @@ def threshold(
             memory["threshold"] = torch.zeros((), dtype=torch.float32, device=u.device)
         step = stride(u.numel(), SEEN)
         scale = (memory.real(u) / -(-u.numel() // step) / max(1, k)) ** 0.5 / 2
-        edge = kernels.once(memory["threshold"], u, step, scale)
+        edge = kernels.first_threshold(memory["threshold"], u, step, scale)
     return beyond(u, edge, room(k, u.numel(), capacity), scan)
 
 

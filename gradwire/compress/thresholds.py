@@ -57,15 +57,17 @@ def level(
     u: Tensor, scan: Scan | None, rule: Rule, *counts: int, listed: Tensor | None = None,
     scale: float = 1.0,
 ) -> Tensor:  # fmt: skip
-    """The threshold of a rule, with what `counts` entries reach; see `kernels.level`.
+    """The threshold of a rule, with what `counts` entries reach; see `kernels.find_threshold`.
 
     The mean is that of a sample of u. LIST is asked of `listed`.
     """
     maxima, every, ranks = reached(u, scan, *counts)
     whole = u if scan is None or scan.maxima is None else maxima
     if listed is None:
-        return kernels.level(rule, u, stride(u.numel(), SEEN), maxima, every, ranks, scale, whole)
-    return kernels.level(rule, listed, 1, maxima, every, ranks)
+        return kernels.find_threshold(
+            rule, u, stride(u.numel(), SEEN), maxima, every, ranks, scale, whole
+        )
+    return kernels.find_threshold(rule, listed, 1, maxima, every, ranks)
 
 
 def reached(u: Tensor, scan: Scan | None, *counts: int) -> tuple[Tensor, int, list[int]]:

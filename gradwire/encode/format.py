@@ -70,7 +70,7 @@ class Encoding:
 
     @property
     def plain(self) -> bool:
-        """Whether `kernels.decode` reads it as it is: fp32 or bf16 values, int32 or no indices."""
+        """True: `kernels.mean_of_messages` reads it: values fp32 or bf16, indices int32 or none."""
         return self.values in ("fp32", "bf16") and self.indices in ("int32", "common")
 
     @property

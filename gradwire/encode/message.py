@@ -8,7 +8,7 @@ from torch import Tensor
 from gradwire.encode.format import HEADER, Encoding, index_bytes, template_of, usable_header
 from gradwire.encode.noise import Noise
 from gradwire.encode.unpack import unpack
-from gradwire.encode.write import pack
+from gradwire.encode.write import write_message
 from gradwire.types import Sparse
 
 
@@ -122,5 +122,5 @@ def encode(
             f"rounding {encoding.rounding!r} with noise {noise!r}: one needs the other"
         )
     template = template_of(sparse.size, sparse.capacity, encoding, finite.device)
-    buffer, seen = pack(template, sparse, finite, encoding, noise)
+    buffer, seen = write_message(template, sparse, finite, encoding, noise)
     return Message(buffer, sparse, encoding, seen, noise)

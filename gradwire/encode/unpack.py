@@ -1,4 +1,4 @@
-"""unpack: messages in any encoding -> the same messages as int32 and fp32."""
+"""Read messages in any encoding as int32 indices and fp32 values."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""pack: the chosen entries -> the bytes of a message."""
+"""Write the chosen entries as the bytes of a message."""
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from gradwire.kernels.dispatch import versions
 from gradwire.types import Sparse
 
 
-def pack(
+def write_message(
     template: Tensor, sparse: Sparse, finite: Tensor, encoding: Encoding, noise: Noise | None
 ) -> tuple[Tensor, Tensor]:
     """(message, seen): uint8 as long as the template, and the fp32 values that receivers see.
@@ -20,14 +20,14 @@ def pack(
     the values in `encoding`, then zeros. With `noise` rounding is stochastic.
     """
     # Signs have no kernel: they are for few exchanges.
-    version = pack_torch if encoding.values == "sign" else _pack_on(template.device)
+    version = write_message_torch if encoding.values == "sign" else _write_on(template.device)
     return version(template, sparse, finite, encoding, noise)
 
 
-def pack_torch(
+def write_message_torch(
     template: Tensor, sparse: Sparse, finite: Tensor, encoding: Encoding, noise: Noise | None
 ) -> tuple[Tensor, Tensor]:
-    """See `pack`."""
+    """See `write_message`."""
     out = template.clone()
     words = out[:HEADER].view(torch.int32)
     words[3] = sparse.count
@@ -43,4 +43,6 @@ def pack_torch(
     return out, seen
 
 
-_pack_on = versions(pack_torch, triton="gradwire.kernels.triton.write.pack_triton")
+_write_on = versions(
+    write_message_torch, triton="gradwire.kernels.triton.write.write_message_triton"
+)

@@ -8,7 +8,7 @@ from torch import Tensor
 from gradwire.encode import Encoding, Message, nbytes
 from gradwire.encode.unpack import unpack
 from gradwire.exchange.exchange import Outcome
-from gradwire.kernels import decode
+from gradwire.kernels import mean_of_messages
 from gradwire.kernels.side_stream import Target
 from gradwire.ranks.group import Group
 from gradwire.stages import stage
@@ -43,7 +43,7 @@ def mean_of(
         dtype = encoding.dtype
     else:
         gathered = unpack(gathered, mine.size, mine.capacity, encoding)
-    return decode(gathered, message.buffer, mine.size, mine.capacity, dtype, common, into)
+    return mean_of_messages(gathered, message.buffer, mine.size, mine.capacity, dtype, common, into)
 
 
 def allgather_bytes(ranks: int, size: int, capacity: int, encoding: Encoding) -> int:

@@ -12,7 +12,7 @@ from gradwire.exchange.exchange import Outcome
 from gradwire.exchange.means import ordered_bytes, ordered_legs, ordered_mean, ordered_rounds
 from gradwire.exchange.sketch_size import Table, warn_if_blind
 from gradwire.hashing import fmix32
-from gradwire.kernels.select import group_size
+from gradwire.kernels.select import block_size
 from gradwire.ranks.group import Group
 from gradwire.stages import stage
 from gradwire.types import Entries, Memory, Sparse
@@ -89,7 +89,7 @@ def largest(table: Tensor, seeds: Tensor, size: int, many: int) -> Tensor:
     """int32, ascending: where the `many` largest estimates are."""
     # Sums beyond fp32 are infinite, and their differences have no size.
     table = table.nan_to_num()
-    group = group_size(size, many, table.device)
+    group = block_size(size, many, table.device)
     magnitudes, maxima = kernels.query(table, seeds, size, group)
     return kernels.topk(magnitudes, many, maxima, group)
 

@@ -2,46 +2,46 @@
 
 `op` chooses the version for a device, `op_torch` is the reference on any device, `op_cpu` the CPU
 twin. The folder `triton` has `op_triton`, which CUDA runs. Every version of an op has the same
-signature and the same result, bit for bit. The exceptions are `level`, `fit` and `once`, whose
-thresholds may differ as their sums do. `quantile` runs on CUDA only.
+signature and the same result, bit for bit. The exceptions are `find_threshold`, `first_threshold`
+and `sidco_fit`, whose thresholds may differ as their sums do. `quantile` runs on CUDA only.
 """
 
-from gradwire.kernels.bisect_list import halve
+from gradwire.kernels.bisect_list import bisect_list
 from gradwire.kernels.chunks import chunks
 from gradwire.kernels.draw import draw, pick
 from gradwire.kernels.join import join
-from gradwire.kernels.largest import largest
+from gradwire.kernels.largest import largest_in_pieces
 from gradwire.kernels.mean import mean
-from gradwire.kernels.messages import decode
+from gradwire.kernels.messages import mean_of_messages
 from gradwire.kernels.momentum import momentum
 from gradwire.kernels.scan import scan
 from gradwire.kernels.scatter import settle, spread, start
 from gradwire.kernels.select import above, quantile, select, topk
-from gradwire.kernels.sidco import adapt, fit
+from gradwire.kernels.sidco import sidco_adapt, sidco_fit
 from gradwire.kernels.sketch import insert, query
-from gradwire.kernels.threshold import level, once
+from gradwire.kernels.threshold import find_threshold, first_threshold
 
 __all__ = [
     "above",
-    "adapt",
+    "bisect_list",
     "chunks",
-    "decode",
     "draw",
-    "fit",
-    "halve",
+    "find_threshold",
+    "first_threshold",
     "insert",
     "join",
-    "largest",
-    "level",
+    "largest_in_pieces",
     "mean",
+    "mean_of_messages",
     "momentum",
-    "once",
     "pick",
     "quantile",
     "query",
     "scan",
     "select",
     "settle",
+    "sidco_adapt",
+    "sidco_fit",
     "spread",
     "start",
     "topk",

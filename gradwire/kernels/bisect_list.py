@@ -4,14 +4,19 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.dispatch import versions
-from gradwire.kernels.last_selection import Edge
+from gradwire.kernels.last_selection import LastSelection
 from gradwire.kernels.threshold import just_below
 
 HALVINGS = 14
 
 
-def halve(
-    u: Tensor, step: int, indices: Tensor, values: Tensor, k: int, edge: Edge | None = None
+def bisect_list(
+    u: Tensor,
+    step: int,
+    indices: Tensor,
+    values: Tensor,
+    k: int,
+    last_selection: LastSelection | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """int32 indices, values and count (0-d int32) of the listed entries that pass, at least k/2.
 
@@ -20,17 +25,17 @@ def halve(
     or where k/2 do not pass that, what they do. Ascending, padded to the length of the list with
     (size, 0). indices, values: the 2k largest of u, or all, as `select` gives them; k is at
     least 1.
-    edge (CUDA): has been told where these end, and is told where those that pass do.
+    last_selection (CUDA): has been told where these end, and is told where those that pass do.
     """
-    if edge is None:
-        return _halve_on(u.device)(u, step, indices, values, k)
-    return _halve_on(u.device)(u, step, indices, values, k, edge)
+    if last_selection is None:
+        return _bisect_list_on(u.device)(u, step, indices, values, k)
+    return _bisect_list_on(u.device)(u, step, indices, values, k, last_selection)
 
 
-def halve_torch(
+def bisect_list_torch(
     u: Tensor, step: int, indices: Tensor, values: Tensor, k: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `halve`. The sorted list settles every comparison, so all tests are side by side."""
+    """See `bisect_list`. The sorted list settles every comparison: all tests are side by side."""
     wide = torch.promote_types(u.dtype, torch.float32)
     magnitude = values.abs().to(wide)
     found = magnitude.float().sort(descending=True).values
@@ -61,4 +66,6 @@ def path(goal: Tensor, halvings: int) -> Tensor:
     return (torch.ceil(goal.clamp(0, 1) * parts) - 0.5).clamp(min=0.5) / parts
 
 
-_halve_on = versions(halve_torch, triton="gradwire.kernels.triton.bisect_list.halve_triton")
+_bisect_list_on = versions(
+    bisect_list_torch, triton="gradwire.kernels.triton.bisect_list.bisect_list_triton"
+)

@@ -8,26 +8,26 @@ from gradwire.kernels.dispatch import versions
 from gradwire.kernels.select import array, topk_cpu, topk_torch
 
 FEW = 16
-"""Winners a chunk up to which the kernel chooses groups first."""
+"""Winners a chunk up to which the kernel chooses blocks first."""
 ROWS = 1 << 9
 """Chunks handled at a time, so that what they leave stays in the cache."""
 
 
 def chunks(
-    u: Tensor, chunk: int, each: int, last: int, maxima: Tensor | None = None, group: int = 0
+    u: Tensor, chunk: int, each: int, last: int, maxima: Tensor | None = None, block: int = 0
 ) -> tuple[Tensor, Tensor]:
     """int32 indices, ascending, and values of the `each` largest |u| of every whole chunk.
 
     `last` (0 where there is none) entries come from the ragged rest behind the whole chunks. Ties
     go to the smaller index. u: flat and finite. each: at most `chunk`. maxima: max |u| of every
-    `group` consecutive entries, when a scan left them and `group` divides `chunk`: the winners of a
-    chunk lie in the `each` groups of largest maximum (ties to the first), so no others are read.
+    `block` consecutive entries, when a scan left them and `block` divides `chunk`: the winners of a
+    chunk lie in the `each` blocks of largest maximum (ties to the first), so no others are read.
     """
-    return _chunks_on(u.device)(u, chunk, each, last, maxima, group)
+    return _chunks_on(u.device)(u, chunk, each, last, maxima, block)
 
 
-def chunk_group(chunk: int, each: int, device: torch.device = torch.device("cpu")) -> int:
-    """Entries a group for choosing `each` of every chunk; 0 where groups rule out too little."""
+def chunk_block(chunk: int, each: int, device: torch.device = torch.device("cpu")) -> int:
+    """Entries a block for choosing `each` of every chunk; 0 where blocks rule out too little."""
     if device.type == "cuda" and each > FEW:
         return 0
     helps = (g for g in (64, 32, 16) if chunk % g == 0 and 4 * each * g <= chunk)
@@ -35,14 +35,14 @@ def chunk_group(chunk: int, each: int, device: torch.device = torch.device("cpu"
 
 
 def chunks_cpu(
-    u: Tensor, chunk: int, each: int, last: int, maxima: Tensor | None = None, group: int = 0
+    u: Tensor, chunk: int, each: int, last: int, maxima: Tensor | None = None, block: int = 0
 ) -> tuple[Tensor, Tensor]:
     """See `chunks`."""
     rows = u.numel() // chunk
     body = array(u[: rows * chunk]).reshape(rows, chunk)
     largest = None
-    if maxima is not None and chunk % group == 0 and each * group < chunk:
-        wide = chunk // group
+    if maxima is not None and chunk % block == 0 and each * block < chunk:
+        wide = chunk // block
         largest = array(maxima)[: rows * wide].reshape(rows, wide)
     parts = []
     for start in range(0, rows, ROWS):
@@ -50,20 +50,20 @@ def chunks_cpu(
         if largest is None:
             inside = _largest(np.abs(part), each)
         else:
-            groups = _largest(largest[start : start + ROWS], each)
-            inside = _in_groups(part, groups, group, each)
+            blocks = _largest(largest[start : start + ROWS], each)
+            inside = _in_blocks(part, blocks, block, each)
         parts.append((inside + np.arange(start, start + len(part))[:, None] * chunk).reshape(-1))
     rest = topk_cpu(u[rows * chunk :], last).long() + rows * chunk
     whole = torch.from_numpy(np.concatenate([*parts, rest.numpy()]).astype(np.int32))
     return whole, u[whole]
 
 
-def _in_groups(part: np.ndarray, groups: np.ndarray, group: int, each: int) -> np.ndarray:
-    """The places in its row of the `each` largest entries in the named groups of every row."""
+def _in_blocks(part: np.ndarray, blocks: np.ndarray, block: int, each: int) -> np.ndarray:
+    """The places in its row of the `each` largest entries in the named blocks of every row."""
     line = np.arange(len(part))[:, None]
-    near = np.abs(part.reshape(len(part), -1, group)[line, groups]).reshape(len(part), -1)
+    near = np.abs(part.reshape(len(part), -1, block)[line, blocks]).reshape(len(part), -1)
     found = _largest(near, each)
-    return groups[line, found // group] * group + found % group
+    return blocks[line, found // block] * block + found % block
 
 
 def _largest(x: np.ndarray, k: int) -> np.ndarray:
@@ -80,7 +80,7 @@ def _largest(x: np.ndarray, k: int) -> np.ndarray:
 
 
 def chunks_torch(
-    u: Tensor, chunk: int, each: int, last: int, maxima: Tensor | None = None, group: int = 0
+    u: Tensor, chunk: int, each: int, last: int, maxima: Tensor | None = None, block: int = 0
 ) -> tuple[Tensor, Tensor]:
     """See `chunks`. A stable sort of every chunk."""
     rows = u.numel() // chunk

@@ -11,30 +11,30 @@ from gradwire.kernels.dispatch import versions
 from gradwire.kernels.select import above, array, exact, padded, topk, topk_cpu
 
 
-def largest(
-    u: Tensor, bounds: Tensor, wanted: Tensor, capacity: int, maxima: Tensor, group: int
+def largest_in_pieces(
+    u: Tensor, bounds: Tensor, wanted: Tensor, capacity: int, maxima: Tensor, block: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """int32 indices, values and count (0-d int32) of the `wanted[i]` largest |u| of each piece i.
 
-    Piece i is [bounds[i], bounds[i + 1]); bounds are multiples of `group`, but for the last, and
+    Piece i is [bounds[i], bounds[i + 1]); bounds are multiples of `block`, but for the last, and
     cover u. Ascending, padded to `capacity` with (size, 0); ties go to the smaller index, zeros are
     not chosen. Where there are more, the `capacity` largest are taken; it is at least 1 where
     anything is wanted. wanted: at most what a piece has. u: flat and finite.
-    maxima: max |u| of every `group` consecutive entries.
+    maxima: max |u| of every `block` consecutive entries.
     """
-    return _largest_on(u.device)(u, bounds, wanted, capacity, maxima, group)
+    return _largest_in_pieces_on(u.device)(u, bounds, wanted, capacity, maxima, block)
 
 
-def largest_cpu(
-    u: Tensor, bounds: Tensor, wanted: Tensor, capacity: int, maxima: Tensor, group: int
+def largest_in_pieces_cpu(
+    u: Tensor, bounds: Tensor, wanted: Tensor, capacity: int, maxima: Tensor, block: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `largest`."""
+    """See `largest_in_pieces`."""
     found = [np.empty(0, np.int32)]
     pieces = zip(itertools.pairwise(bounds.tolist()), wanted.tolist(), strict=True)
     for (start, end), k in pieces:
         if k:
-            groups = maxima[start // group : -(-end // group)]
-            found.append(topk_cpu(u[start:end], k, groups, group).numpy() + start)
+            blocks = maxima[start // block : -(-end // block)]
+            found.append(topk_cpu(u[start:end], k, blocks, block).numpy() + start)
     where = np.concatenate(found)
     magnitude = np.abs(array(u)[where])
     where, magnitude = where[magnitude > 0], magnitude[magnitude > 0]
@@ -43,25 +43,25 @@ def largest_cpu(
     return padded(u, torch.from_numpy(where), capacity)
 
 
-def largest_torch(
-    u: Tensor, bounds: Tensor, wanted: Tensor, capacity: int, maxima: Tensor, group: int
+def largest_in_pieces_torch(
+    u: Tensor, bounds: Tensor, wanted: Tensor, capacity: int, maxima: Tensor, block: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `largest`. Those of a piece are among as many groups of largest maximum."""
-    rows, firsts = in_rows(u, group), -(-bounds // group)
+    """See `largest_in_pieces`. Those of a piece are among as many blocks of largest maximum."""
+    rows, firsts = in_rows(u, block), -(-bounds // block)
     number = torch.arange(rows.shape[0], dtype=torch.int64, device=u.device)
     piece = torch.searchsorted(firsts, number, right=True) - 1
     chosen = _ranks(maxima, piece, firsts) < wanted[piece]
-    groups = topk(torch.where(chosen, maxima, 0), min(capacity, maxima.numel()))
-    rest, owner = rows[groups], piece[groups]
-    rest = torch.where(chosen[groups, None], rest, 0).view(-1)
-    owners = owner.repeat_interleave(group, output_size=rest.numel())
+    blocks = topk(torch.where(chosen, maxima, 0), min(capacity, maxima.numel()))
+    rest, owner = rows[blocks], piece[blocks]
+    rest = torch.where(chosen[blocks, None], rest, 0).view(-1)
+    owners = owner.repeat_interleave(block, output_size=rest.numel())
     pieces = torch.arange(bounds.numel(), dtype=torch.int64, device=u.device)
-    begins = torch.searchsorted(owner, pieces) * group
+    begins = torch.searchsorted(owner, pieces) * block
     winners = _ranks(rest.abs(), owners, begins) < wanted[owners]
     nothing = torch.zeros((), dtype=torch.float32, device=u.device)
     found, values, count = above(torch.where(winners, rest, 0), nothing, capacity)
     inside = found.clamp(max=rest.numel() - 1)
-    where = groups[inside // group] * group + inside % group
+    where = blocks[inside // block] * block + inside % block
     return torch.where(found < rest.numel(), where, u.numel()), values, count
 
 
@@ -82,4 +82,4 @@ def _ranks(magnitude: Tensor, piece: Tensor, firsts: Tensor) -> Tensor:
     return torch.empty_like(order).scatter_(0, order, place)
 
 
-_largest_on = versions(largest_torch, cpu=largest_cpu)
+_largest_in_pieces_on = versions(largest_in_pieces_torch, cpu=largest_in_pieces_cpu)

@@ -12,7 +12,7 @@ MANY = 1 << 18
 """Entries that are read together: more take more memory, and no less time."""
 
 
-def decode(
+def mean_of_messages(
     gathered: Tensor,
     own: Tensor,
     size: int,
@@ -30,11 +30,11 @@ def decode(
     0..size-1 is passed over. When not ok (0-d bool) the mean is NaN everywhere.
     into: where the mean goes; None in its place where that is into pieces.
     """
-    version = _decode_on(gathered.device)
+    version = _mean_of_messages_on(gathered.device)
     return version(gathered, own, size, capacity, values, common, into)
 
 
-def decode_torch(
+def mean_of_messages_torch(
     gathered: Tensor,
     own: Tensor,
     size: int,
@@ -43,7 +43,7 @@ def decode_torch(
     common: Tensor | None = None,
     into: Target | None = None,
 ) -> tuple[Tensor | None, Tensor]:
-    """See `decode`."""
+    """See `mean_of_messages`."""
     words = gathered[:, :HEADER].contiguous().view(torch.int32)
     same = words == own[:HEADER].view(torch.int32)
     ok = same[:, :3].all() & same[:, 5:].all() & (words[:, 4] == 1).all()
@@ -69,4 +69,6 @@ def decode_torch(
     return into.out, ok
 
 
-_decode_on = versions(decode_torch, triton="gradwire.kernels.triton.messages.decode_triton")
+_mean_of_messages_on = versions(
+    mean_of_messages_torch, triton="gradwire.kernels.triton.messages.mean_of_messages_triton"
+)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.dispatch import versions
-from gradwire.kernels.last_selection import Edge
+from gradwire.kernels.last_selection import LastSelection
 from gradwire.kernels.pieces import Piece
 from gradwire.kernels.scan import ALONE
 
@@ -16,11 +16,11 @@ def momentum(
     velocity: Tensor,
     pieces: Sequence[Piece],
     maxima: Tensor | None,
-    group: int,
+    block: int,
     factor: float,
     unscale: Tensor | None = None,
     nesterov: bool = False,
-    edge: Edge | None = None,
+    last_selection: LastSelection | None = None,
 ) -> Tensor:
     """As `scan`, but velocity = factor * velocity + gradient, and residual += velocity, in place.
 
@@ -28,12 +28,12 @@ def momentum(
     Momentum correction of Lin et al. (2018): what waits in the residual is the sum of velocities,
     so an entry that is sent late has the momentum it would have had. velocity: fp32, as long as
     the residual; what no piece covers stays as it is. An entry whose velocity or sum is not finite
-    keeps both as they were. edge (CUDA): counts the maxima, for the selection.
+    keeps both as they were. last_selection (CUDA): counts the maxima, for the selection.
     Moves 20 bytes an entry for fp32 gradients.
     """
     version = _momentum_on(residual.device)
-    counts = () if edge is None else (edge,)
-    return version(residual, velocity, pieces, maxima, group, factor, unscale, nesterov, *counts)
+    counts = () if last_selection is None else (last_selection,)
+    return version(residual, velocity, pieces, maxima, block, factor, unscale, nesterov, *counts)
 
 
 def momentum_cpu(
@@ -41,24 +41,24 @@ def momentum_cpu(
     velocity: Tensor,
     pieces: Sequence[Piece],
     maxima: Tensor | None,
-    group: int,
+    block: int,
     factor: float,
     unscale: Tensor | None = None,
     nesterov: bool = False,
 ) -> Tensor:
     """See `momentum`."""
-    blocks = [
+    stretches = [
         (place + start, gradient[start : start + ALONE])
         for place, gradient in pieces
         for start in range(0, gradient.numel(), ALONE)
     ]
-    finite = momentum_torch(residual, velocity, blocks, None, group, factor, unscale, nesterov)
+    finite = momentum_torch(residual, velocity, stretches, None, block, factor, unscale, nesterov)
     if maxima is not None:
         for start in range(0, residual.numel(), ALONE):
             part = residual[start : start + ALONE]
-            first = start // group
-            rows = maxima[first : first + part.numel() // group]
-            torch.amax(part.abs().view(-1, group), dim=1, out=rows)
+            first = start // block
+            rows = maxima[first : first + part.numel() // block]
+            torch.amax(part.abs().view(-1, block), dim=1, out=rows)
     return finite
 
 
@@ -67,7 +67,7 @@ def momentum_torch(
     velocity: Tensor,
     pieces: Sequence[Piece],
     maxima: Tensor | None,
-    group: int,
+    block: int,
     factor: float,
     unscale: Tensor | None = None,
     nesterov: bool = False,
@@ -85,7 +85,7 @@ def momentum_torch(
         speed.copy_(torch.where(good, faster, speed))
         kept.copy_(torch.where(good, u, kept))
     if maxima is not None:
-        torch.amax(residual.abs().view(-1, group), dim=1, out=maxima)
+        torch.amax(residual.abs().view(-1, block), dim=1, out=maxima)
     return finite
 
 

@@ -26,7 +26,7 @@ class Pieces(list[Piece]):
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         super().__init__(pieces)
-        self.tables: dict[tuple[object, ...], list[Table]] = {}
+        self.tables: dict[tuple[object, ...], list[PieceTable]] = {}
 
 
 Run = tuple[int, int, int, int]
@@ -34,7 +34,7 @@ Run = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
-class Table:
+class PieceTable:
     """One launch: a single gradient, or `rows` with one column a run, as the kernels read them.
 
     rows: int64 [5, pieces]: first tile, then the fields of a Run with the address first.
@@ -50,36 +50,36 @@ class Table:
     span: int
 
     @classmethod
-    def whole(cls, gradient: Tensor | None, span: int, tile: int) -> "Table":
+    def whole(cls, gradient: Tensor | None, span: int, tile: int) -> "PieceTable":
         """A single piece that begins where the bundle does."""
         length = span if gradient is None else gradient.numel()
         dtype = torch.float32 if gradient is None else gradient.dtype
         return cls(gradient, None, dtype, True, 0, -(-span // tile), length, span)
 
 
-def table(
+def piece_tables(
     size: int, device: torch.device, pieces: Sequence[Piece], everything: bool, tile: int
-) -> list[Table]:
+) -> list[PieceTable]:
     """The launches that go over `pieces` of a bundle of `size`, one for each dtype among them.
 
     `everything`: what no piece covers is looked at too, as if its gradient were zero.
     """
     if not isinstance(pieces, Pieces):
-        return _tables_of(size, device, pieces, everything, tile)
+        return _make_tables(size, device, pieces, everything, tile)
     key = size, device, everything, tile
     if key not in pieces.tables:
-        pieces.tables[key] = _tables_of(size, device, pieces, everything, tile)
+        pieces.tables[key] = _make_tables(size, device, pieces, everything, tile)
     return pieces.tables[key]
 
 
-def _tables_of(
+def _make_tables(
     size: int, device: torch.device, pieces: Sequence[Piece], everything: bool, tile: int
-) -> list[Table]:
+) -> list[PieceTable]:
     if len(pieces) == 1:
         place, gradient = pieces[0]
         span = min(size, align(gradient.numel()))
         if place == 0 and (span == size or not everything):
-            return [Table.whole(gradient, span, tile)]
+            return [PieceTable.whole(gradient, span, tile)]
     dtypes = dict.fromkeys(g.dtype for _, g in pieces) or [torch.float32]
     return [
         _cached(size, device, pieces, dtype, everything and i == 0, tile)
@@ -113,13 +113,13 @@ def gaps(size: int, pieces: Sequence[Piece]) -> Iterator[tuple[int, int]]:
         yield end, size
 
 
-_tables: dict[tuple[object, ...], Table] = {}
+_tables: dict[tuple[object, ...], PieceTable] = {}
 
 
 def _cached(
     size: int, device: torch.device, pieces: Sequence[Piece], dtype: torch.dtype,
     everything: bool, tile: int,
-) -> Table:  # fmt: skip
+) -> PieceTable:  # fmt: skip
     where = tuple((place, g.data_ptr(), g.numel(), g.dtype) for place, g in pieces)
     key = (size, device, dtype, everything, tile, where)
     if key not in _tables:
@@ -136,7 +136,7 @@ def _cached(
 
 def _build(
     size: int, todo: Sequence[Run], dtype: torch.dtype, tile: int, device: torch.device
-) -> Table:
+) -> PieceTable:
     columns, first = [], 0
     for place, address, length, span in todo:
         span = min(span, size - place)
@@ -148,4 +148,4 @@ def _build(
     if device.type == "cuda":
         rows = rows.pin_memory().to(device, non_blocking=True)
     aligned = all(address % 16 == 0 for _, address, _, _ in todo)
-    return Table(None, rows, dtype, aligned, width, first, 0, 0)
+    return PieceTable(None, rows, dtype, aligned, width, first, 0, 0)

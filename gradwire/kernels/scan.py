@@ -7,16 +7,16 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.dispatch import versions
-from gradwire.kernels.last_selection import Edge
+from gradwire.kernels.last_selection import LastSelection
 from gradwire.kernels.pieces import Piece
 from gradwire.types import align
 
-BLOCK = 1 << 18
+STRETCH = 1 << 18
 ALONE = (1 << 15) - 64
 """Entries that torch does not split over threads. Where cores are busy, beside other ranks or data
 loaders, threads wait milliseconds for each other in every operation: a hundred times the work."""
 LATE = 2e-3
-"""Seconds, ten times what a block takes, after which one thread does the rest of the piece."""
+"""Seconds, ten times the time of a stretch, after which one thread does the rest of the piece."""
 
 
 __all__ = ["Piece", "scan"]
@@ -26,60 +26,61 @@ def scan(
     residual: Tensor,
     pieces: Sequence[Piece],
     maxima: Tensor | None,
-    group: int,
+    block: int,
     unscale: Tensor | None = None,
-    edge: Edge | None = None,
+    last_selection: LastSelection | None = None,
     skipped: Tensor | None = None,
 ) -> Tensor:
     """Whether every entry was finite (0-d bool); `residual` becomes u, `maxima` is filled.
 
-    residual: fp32 or bf16, a multiple of `group` long. pieces: flat gradients in any float dtype,
-    each starting at a multiple of `group`; together they cover what changes. maxima: fp32, one for
-    each group, or None when nobody needs them; int16 (CUDA) for the 16 bits after the sign.
+    residual: fp32 or bf16, a multiple of `block` long. pieces: flat gradients in any float dtype,
+    each starting at a multiple of `block`; together they cover what changes. maxima: fp32, one for
+    each block, or None when nobody needs them; int16 (CUDA) for the 16 bits after the sign.
     unscale: 0-d factor on the gradient (1 / loss scale). An entry whose sum is not finite keeps its
     old residual, so a bad gradient never gets in. A bf16 residual forgets what rounding u takes
     away.
-    edge (CUDA): counts the maxima, for the selection. With `skipped` (0-d bool) the residual still
-    holds what the last selection chose: unless it is true, that is cleared first.
+    last_selection (CUDA): the maxima are counted, for the next selection. With `skipped` (0-d bool)
+    the residual still holds what the last selection chose: unless it is true, that is cleared
+    first.
     Moves 12 bytes an entry for fp32 gradients.
     """
     version = _scan_on(residual.device)
-    if edge is None:
-        return version(residual, pieces, maxima, group, unscale)
-    return version(residual, pieces, maxima, group, unscale, edge, skipped)
+    if last_selection is None:
+        return version(residual, pieces, maxima, block, unscale)
+    return version(residual, pieces, maxima, block, unscale, last_selection, skipped)
 
 
 def scan_cpu(
     residual: Tensor,
     pieces: Sequence[tuple[int, Tensor]],
     maxima: Tensor | None,
-    group: int,
+    block: int,
     unscale: Tensor | None = None,
 ) -> Tensor:
-    """See `scan`. In blocks that stay in the cache, so that memory is passed over once."""
+    """See `scan`. In stretches that stay in the cache, so that memory is passed over once."""
     if residual.dtype != torch.float32:
-        return scan_torch(residual, pieces, maxima, group, unscale)
+        return scan_torch(residual, pieces, maxima, block, unscale)
     factor = 1.0 if unscale is None else float(unscale)
-    longest = align(min(BLOCK, max((g.numel() for _, g in pieces), default=0)))
+    longest = align(min(STRETCH, max((g.numel() for _, g in pieces), default=0)))
     u, magnitude = torch.empty(2, longest, dtype=torch.float32).unbind()
-    scratch = torch.empty(longest // group, dtype=torch.float32)
+    scratch = torch.empty(longest // block, dtype=torch.float32)
     finite = True
     for offset, gradient in pieces:
-        start, step = 0, BLOCK
+        start, step = 0, STRETCH
         while start < gradient.numel():
             begin = time.perf_counter()
             part = gradient[start : start + step]
             low, n = offset + start, part.numel()
-            rows, first = align(n) // group, low // group
+            rows, first = align(n) // block, low // block
             kept, new, padded = residual[low : low + n], u[:n], u[: align(n)]
             torch.add(kept, part, alpha=factor, out=new)
             padded[n:] = 0
             largest = scratch[:rows] if maxima is None else maxima[first : first + rows]
-            _largest(padded, magnitude, group, largest)
+            _largest(padded, magnitude, block, largest)
             if not float(largest.amax()) < float("inf"):
                 finite = False
                 torch.where(torch.isfinite(new), new, kept, out=new)
-                _largest(padded, magnitude, group, largest)
+                _largest(padded, magnitude, block, largest)
             kept.copy_(new)
             start += step
             if time.perf_counter() - begin > LATE:
@@ -87,16 +88,16 @@ def scan_cpu(
     return torch.tensor(finite, dtype=torch.bool)
 
 
-def _largest(u: Tensor, scratch: Tensor, group: int, out: Tensor) -> None:
+def _largest(u: Tensor, scratch: Tensor, block: int, out: Tensor) -> None:
     magnitude = torch.abs(u, out=scratch[: u.numel()])
-    torch.amax(magnitude.view(-1, group), dim=1, out=out)
+    torch.amax(magnitude.view(-1, block), dim=1, out=out)
 
 
 def scan_torch(
     residual: Tensor,
     pieces: Sequence[tuple[int, Tensor]],
     maxima: Tensor | None,
-    group: int,
+    block: int,
     unscale: Tensor | None = None,
 ) -> Tensor:
     """See `scan`."""
@@ -109,7 +110,7 @@ def scan_torch(
         finite = finite & good.all()
         kept.copy_(torch.where(good, u, kept))
     if maxima is not None:
-        maxima.copy_(residual.abs().view(-1, group).amax(dim=1))
+        maxima.copy_(residual.abs().view(-1, block).amax(dim=1))
     return finite
 
 

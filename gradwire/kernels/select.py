@@ -14,45 +14,45 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from gradwire.kernels.dispatch import versions
-from gradwire.kernels.last_selection import Edge
-from gradwire.kernels.scan import BLOCK
+from gradwire.kernels.last_selection import LastSelection
+from gradwire.kernels.scan import STRETCH
 
 
-def topk(u: Tensor, k: int, maxima: Tensor | None = None, group: int = 0) -> Tensor:
+def topk(u: Tensor, k: int, maxima: Tensor | None = None, block: int = 0) -> Tensor:
     """int32 indices, ascending, of the k largest |u|; ties go to the smaller index.
 
-    u: flat and finite. maxima: max |u| of every `group` consecutive entries, when a scan left
+    u: flat and finite. maxima: max |u| of every `block` consecutive entries, when a scan left
     them; computed here otherwise.
     """
-    return select(u, k, maxima, group)[0]
+    return select(u, k, maxima, block)[0]
 
 
 def select(
     u: Tensor,
     k: int,
     maxima: Tensor | None = None,
-    group: int = 0,
-    edge: Edge | None = None,
+    block: int = 0,
+    last_selection: LastSelection | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The indices of `topk`, and the entries of u there.
 
-    edge (CUDA): is told where the winners end.
+    last_selection (CUDA): is told where the winners end.
     """
-    if edge is None:
-        return _select_on(u.device)(u, k, maxima, group)
-    return _select_on(u.device)(u, k, maxima, group, edge)
+    if last_selection is None:
+        return _select_on(u.device)(u, k, maxima, block)
+    return _select_on(u.device)(u, k, maxima, block, last_selection)
 
 
 def _with_values(version: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
-    def both(u: Tensor, k: int, maxima: Tensor | None, group: int) -> tuple[Tensor, Tensor]:
-        indices = version(u, k, maxima, group)
+    def both(u: Tensor, k: int, maxima: Tensor | None, block: int) -> tuple[Tensor, Tensor]:
+        indices = version(u, k, maxima, block)
         return indices, u[indices]
 
     return both
 
 
-def group_size(size: int, k: int, device: torch.device = torch.device("cpu")) -> int:
-    """Entries a group for choosing k of `size`; 0 where groups cannot rule out enough to pay."""
+def block_size(size: int, k: int, device: torch.device = torch.device("cpu")) -> int:
+    """Entries a block for choosing k of `size`; 0 where blocks cannot rule out enough to pay."""
     if device.type == "cuda":
         if k * 2000 <= size:
             return 64
@@ -65,36 +65,36 @@ def group_size(size: int, k: int, device: torch.device = torch.device("cpu")) ->
 
 
 def quantile(
-    u: Tensor, scale: float, k: int, maxima: Tensor, group: int, edge: Edge
+    u: Tensor, scale: float, k: int, maxima: Tensor, block: int, last_selection: LastSelection
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What `above` finds for the threshold of `Rule.NORMAL`, which takes no launch of its own.
 
-    CUDA only, where `edge.has_counts`. The mean square is that of the entries the scan counted; the
-    threshold is held between two magnitudes that k and 1.25 k groups surely reach.
+    CUDA only, where `last_selection.has_counts`. The mean square is that of the entries the scan
+    counted; the threshold is held between two magnitudes that k and 1.25 k blocks surely reach.
     """
     from gradwire.kernels.triton.select.entry import quantile_triton
 
-    return quantile_triton(u, scale, k, maxima, group, edge)
+    return quantile_triton(u, scale, k, maxima, block, last_selection)
 
 
 def above(
-    u: Tensor, threshold: Tensor, capacity: int, maxima: Tensor | None = None, group: int = 0,
-    edge: Edge | None = None,
+    u: Tensor, threshold: Tensor, capacity: int, maxima: Tensor | None = None, block: int = 0,
+    last_selection: LastSelection | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """int32 indices, values and count (0-d int32) of the entries with |u| > threshold.
 
     Ascending, padded to `capacity` with (size, 0). Where more entries pass, the `capacity` largest
     are taken, ties to the smaller index: a bad threshold cannot flood the wire.
     u: flat and finite. threshold: 0-d fp32 on u's device; NaN passes nothing. maxima: max |u| of
-    every `group` consecutive entries, when a scan left them: a group whose maximum does not pass is
-    not read. edge (CUDA): is told where the winners end.
+    every `block` consecutive entries, when a scan left them: a block whose maximum does not pass is
+    not read. last_selection (CUDA): is told where the winners end.
     """
-    if edge is None:
-        return _above_on(u.device)(u, threshold, capacity, maxima, group)
-    return _above_on(u.device)(u, threshold, capacity, maxima, group, edge)
+    if last_selection is None:
+        return _above_on(u.device)(u, threshold, capacity, maxima, block)
+    return _above_on(u.device)(u, threshold, capacity, maxima, block, last_selection)
 
 
-def topk_torch(u: Tensor, k: int, maxima: Tensor | None = None, group: int = 0) -> Tensor:
+def topk_torch(u: Tensor, k: int, maxima: Tensor | None = None, block: int = 0) -> Tensor:
     """See `topk`. The k-th magnitude, then everything above it and the first ties."""
     if k == 0:
         return torch.empty(0, dtype=torch.int32, device=u.device)
@@ -111,7 +111,7 @@ def topk_torch(u: Tensor, k: int, maxima: Tensor | None = None, group: int = 0) 
 
 
 def above_torch(
-    u: Tensor, threshold: Tensor, capacity: int, maxima: Tensor | None = None, group: int = 0
+    u: Tensor, threshold: Tensor, capacity: int, maxima: Tensor | None = None, block: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `above`. The largest, with what does not pass as zeros, which are left out then."""
     size, room = u.numel(), min(capacity, u.numel())
@@ -125,21 +125,21 @@ def above_torch(
     return indices, values, real.sum(dtype=torch.int32)
 
 
-def topk_cpu(u: Tensor, k: int, maxima: Tensor | None = None, group: int = 0) -> Tensor:
+def topk_cpu(u: Tensor, k: int, maxima: Tensor | None = None, block: int = 0) -> Tensor:
     """See `topk`."""
-    from gradwire.kernels.select import group_size
+    from gradwire.kernels.select import block_size
 
     if k == 0:
         return torch.empty(0, dtype=torch.int32)
     if maxima is None:
-        group = group_size(u.numel(), k)
-        maxima = group_maxima(u, group) if group else None
+        block = block_size(u.numel(), k)
+        maxima = block_maxima(u, block) if block else None
     entries = array(u)
     if maxima is None or maxima.numel() <= k:
         return exact(np.arange(entries.size), np.abs(entries), k)
     largest = array(maxima)
     bound = kth_largest(largest, k)
-    where, magnitude = candidates(entries, np.flatnonzero(largest >= bound), group, bound)
+    where, magnitude = candidates(entries, np.flatnonzero(largest >= bound), block, bound)
     return exact(where, magnitude, k)
 
 
@@ -150,39 +150,39 @@ def array(x: Tensor) -> np.ndarray:
 
 def candidates(
     u: np.ndarray,
-    groups: np.ndarray,
-    group: int,
+    blocks: np.ndarray,
+    block: int,
     bound: float | np.floating,
     passes: np.ufunc = np.greater_equal,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Where the entries that pass `bound` are in the named groups, ascending, and their size."""
-    rows = u.size // group
-    whole = groups[groups < rows]
-    magnitude = np.abs(u[: rows * group].reshape(rows, group)[whole]).reshape(-1)
+    """Where the entries that pass `bound` are in the named blocks, ascending, and their size."""
+    rows = u.size // block
+    whole = blocks[blocks < rows]
+    magnitude = np.abs(u[: rows * block].reshape(rows, block)[whole]).reshape(-1)
     near = np.flatnonzero(passes(magnitude, bound))
-    where = whole[near // group] * group + near % group
+    where = whole[near // block] * block + near % block
     magnitude = magnitude[near]
-    if whole.size < groups.size:
-        tail = np.abs(u[rows * group :])
+    if whole.size < blocks.size:
+        tail = np.abs(u[rows * block :])
         last = np.flatnonzero(passes(tail, bound))
-        where = np.concatenate([where, last + rows * group])
+        where = np.concatenate([where, last + rows * block])
         magnitude = np.concatenate([magnitude, tail[last]])
     return where, magnitude
 
 
-def group_maxima(u: Tensor, group: int) -> Tensor:
-    """max |u| of every `group` consecutive entries; the last group may be shorter."""
-    out = torch.empty(-(-u.numel() // group), dtype=u.dtype)
-    step = BLOCK // group * group
+def block_maxima(u: Tensor, block: int) -> Tensor:
+    """max |u| of every `block` consecutive entries; the last block may be shorter."""
+    out = torch.empty(-(-u.numel() // block), dtype=u.dtype)
+    step = STRETCH // block * block
     scratch = torch.empty(min(step, u.numel()), dtype=u.dtype)
     for start in range(0, u.numel(), step):
         part = torch.abs(u[start : start + step], out=scratch[: u[start : start + step].numel()])
-        rows, first = part.numel() // group, start // group
+        rows, first = part.numel() // block, start // block
         if rows:
-            body = part[: rows * group].view(rows, group)
+            body = part[: rows * block].view(rows, block)
             torch.amax(body, dim=1, out=out[first : first + rows])
-        if part.numel() > rows * group:
-            out[first + rows] = part[rows * group :].amax()
+        if part.numel() > rows * block:
+            out[first + rows] = part[rows * block :].amax()
     return out
 
 
@@ -212,14 +212,14 @@ def kth_largest(x: np.ndarray, k: int) -> float:
 
 
 def above_cpu(
-    u: Tensor, threshold: Tensor, capacity: int, maxima: Tensor | None = None, group: int = 0
+    u: Tensor, threshold: Tensor, capacity: int, maxima: Tensor | None = None, block: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `above`."""
-    return padded(u, _chosen(u, threshold, capacity, maxima, group), capacity)
+    return padded(u, _chosen(u, threshold, capacity, maxima, block), capacity)
 
 
 def _chosen(
-    u: Tensor, threshold: Tensor, capacity: int, maxima: Tensor | None, group: int
+    u: Tensor, threshold: Tensor, capacity: int, maxima: Tensor | None, block: int
 ) -> Tensor:
     # A Python number would be rounded to fp16 for an fp16 vector, a numpy one is not.
     entries, bound = array(u), np.float32(threshold)
@@ -230,10 +230,10 @@ def _chosen(
         where = np.flatnonzero(magnitude > bound)
         magnitude = magnitude[where]
     else:
-        groups = np.flatnonzero(array(maxima) > bound)
-        if groups.size > capacity:  # so do their entries, and nearly all may pass
-            return topk_cpu(u, capacity, maxima, group)
-        where, magnitude = candidates(entries, groups, group, bound, np.greater)
+        blocks = np.flatnonzero(array(maxima) > bound)
+        if blocks.size > capacity:  # so do their entries, and nearly all may pass
+            return topk_cpu(u, capacity, maxima, block)
+        where, magnitude = candidates(entries, blocks, block, bound, np.greater)
     if where.size > capacity:
         return exact(where, magnitude, capacity)
     return torch.from_numpy(where.astype(np.int32))

@@ -13,7 +13,7 @@ FEW = 0.8
 MANY = 1.2
 
 
-def fit(u: Tensor, step: int, share: float, stages: Tensor, most: int) -> Tensor:
+def sidco_fit(u: Tensor, step: int, share: float, stages: Tensor, most: int) -> Tensor:
     """The threshold (0-d fp32) after `stages` (0-d int64), 1 to `most`, that aim at `share`.
 
     Over every `step`-th |u|. One stage: the mean times ln(1 / share). More: the first aims at a
@@ -21,21 +21,25 @@ def fit(u: Tensor, step: int, share: float, stages: Tensor, most: int) -> Tensor
     min and mean over those; where nothing passed, the largest. Versions differ in the last bits of
     the sums, and by what follows from that.
     """
-    return _fit_on(u.device)(u, step, share, stages, most)
+    return _sidco_fit_on(u.device)(u, step, share, stages, most)
 
 
-def adapt(stages: Tensor, calls: Tensor, ratios: Tensor, count: Tensor, k: int, most: int) -> None:
+def sidco_adapt(
+    stages: Tensor, calls: Tensor, ratios: Tensor, count: Tensor, k: int, most: int
+) -> None:
     """Count this call, in place; after every fifth, one stage more or less, 1 to `most`.
 
     One more where the mean of count / k is below 0.8, one less above 1.2. stages, calls: 0-d int64;
     ratios: the sum of count / k since the last change, 0-d fp32.
     """
-    _adapt_on(stages.device)(stages, calls, ratios, count, k, most)
+    _sidco_adapt_on(stages.device)(stages, calls, ratios, count, k, most)
 
 
-def fit_torch(u: Tensor, step: int, share: float, stages: Tensor, most: int) -> Tensor:
-    """See `fit`. `low[i]` is minus the (i+1)-th largest magnitude; its survivors are the i + 1
-    first. From each i one step leads to the next stage's, so a stage costs one look into a table.
+def sidco_fit_torch(u: Tensor, step: int, share: float, stages: Tensor, most: int) -> Tensor:
+    """See `sidco_fit`. `low[i]` is minus the (i+1)-th largest magnitude.
+
+    Its survivors are the i + 1 first. From each i one step leads to the next stage's, so a stage
+    costs one look into a table.
     """
     seen = u[::step].abs().to(torch.promote_types(u.dtype, torch.float32))
     low = seen.neg().sort().values
@@ -53,10 +57,10 @@ def fit_torch(u: Tensor, step: int, share: float, stages: Tensor, most: int) -> 
     return -found.take((stages - 1).long()).float()
 
 
-def adapt_torch(
+def sidco_adapt_torch(
     stages: Tensor, calls: Tensor, ratios: Tensor, count: Tensor, k: int, most: int
 ) -> None:
-    """See `adapt`."""
+    """See `sidco_adapt`."""
     ratios.add_(count, alpha=1 / max(1, k))
     calls.add_(1)
     due = calls % EVERY == 0
@@ -65,5 +69,7 @@ def adapt_torch(
     ratios.mul_(~due)
 
 
-_fit_on = versions(fit_torch, triton="gradwire.kernels.triton.sidco.fit_triton")
-_adapt_on = versions(adapt_torch, triton="gradwire.kernels.triton.sidco.adapt_triton")
+_sidco_fit_on = versions(sidco_fit_torch, triton="gradwire.kernels.triton.sidco.sidco_fit_triton")
+_sidco_adapt_on = versions(
+    sidco_adapt_torch, triton="gradwire.kernels.triton.sidco.sidco_adapt_triton"
+)

@@ -16,7 +16,7 @@ LARGE = 1 << 25
 T = TypeVar("T")
 
 
-class Beside(Generic[T]):
+class SideStream(Generic[T]):
     """Work on a stream at the side of the current one, which has one for each purpose.
 
     urgent: its kernels go before what waits on the current stream, which otherwise, once a large
@@ -77,7 +77,7 @@ class Target:
         self.pieces = pieces
         self.size, self.device = size, device
         self.zeroed = False
-        self._beside: Beside[None] | None = None
+        self._beside: SideStream[None] | None = None
 
     @functools.cached_property
     def out(self) -> Tensor | None:
@@ -107,7 +107,7 @@ class Target:
         What the current stream has enqueued so far may still read it.
         """
         if pays(self.size, self.device):
-            self._beside = Beside("zero", self.device, self.zero)
+            self._beside = SideStream("zero", self.device, self.zero)
 
     def zero(self) -> None:
         """Zero it on the current stream, by the kernel."""

@@ -14,7 +14,7 @@ from gradwire.hashing import fmix32
 from gradwire.kernels.dispatch import versions
 from gradwire.kernels.scan import ALONE
 
-BLOCK = 1 << 22
+STRETCH = 1 << 22
 """Entries at once on a device; on the CPU what stays in the cache and in one thread."""
 
 
@@ -30,12 +30,12 @@ def insert(u: Tensor, columns: int, seeds: Tensor) -> Tensor:
     return (cells.double() * power_of_two(exponent - 31)).float()
 
 
-def query(table: Tensor, seeds: Tensor, size: int, group: int) -> tuple[Tensor, Tensor | None]:
-    """(magnitudes, maxima): |estimate| of each of `size` entries, and of every `group` the largest.
+def query(table: Tensor, seeds: Tensor, size: int, block: int) -> tuple[Tensor, Tensor | None]:
+    """(magnitudes, maxima): |estimate| of each of `size` entries, and of every `block` the largest.
 
-    table: fp32 [rows, columns], finite, an odd number of rows. Without a `group` (0) no maxima.
+    table: fp32 [rows, columns], finite, an odd number of rows. Without a `block` (0) no maxima.
     """
-    return _query_on(table.device)(table, seeds, size, group)
+    return _query_on(table.device)(table, seeds, size, block)
 
 
 def power_of_two(exponent: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ def power_of_two(exponent: Tensor) -> Tensor:
 def insert_torch(u: Tensor, columns: int, seeds: Tensor, factor: Tensor) -> Tensor:
     """int64 [rows, columns]: the sum in every cell of trunc(u x factor), with its sign."""
     table = torch.zeros(seeds.numel(), columns, dtype=torch.int64, device=u.device)
-    for where in blocks(u.numel(), u.device):
+    for where in stretches(u.numel(), u.device):
         numbers = (u[where.start : where.stop].double() * factor).long()
         for row, (cell, negative) in zip(table, hashes(where, columns, seeds), strict=True):
             row.index_add_(0, cell, torch.where(negative, -numbers, numbers))
@@ -54,27 +54,27 @@ def insert_torch(u: Tensor, columns: int, seeds: Tensor, factor: Tensor) -> Tens
 
 
 def query_torch(
-    table: Tensor, seeds: Tensor, size: int, group: int
+    table: Tensor, seeds: Tensor, size: int, block: int
 ) -> tuple[Tensor, Tensor | None]:
     """See `query`."""
     columns = table.shape[1]
     out = torch.empty(size, dtype=torch.float32, device=table.device)
-    for where in blocks(size, table.device):
+    for where in stretches(size, table.device):
         rows = []
         for row, (cell, negative) in zip(table, hashes(where, columns, seeds), strict=True):
             value = row[cell]
             rows.append(torch.where(negative, -value, value))
         torch.abs(median(rows), out=out[where.start : where.stop])
-    if not group:
+    if not block:
         return out, None
-    padded = out.new_zeros(-(-size // group) * group)
+    padded = out.new_zeros(-(-size // block) * block)
     padded[:size] = out
-    return out, padded.view(-1, group).amax(1)
+    return out, padded.view(-1, block).amax(1)
 
 
-def blocks(size: int, device: torch.device) -> Iterator[range]:
+def stretches(size: int, device: torch.device) -> Iterator[range]:
     """The entries, some at a time."""
-    step = ALONE if device.type == "cpu" else BLOCK
+    step = ALONE if device.type == "cpu" else STRETCH
     for start in range(0, size, step):
         yield range(start, min(size, start + step))
 

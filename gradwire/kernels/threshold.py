@@ -26,7 +26,7 @@ class Rule(enum.IntEnum):
     LIST = 3
 
 
-def level(
+def find_threshold(
     rule: Rule, u: Tensor, step: int, maxima: Tensor, every: int, ranks: Sequence[int],
     scale: float = 1.0, whole: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
@@ -37,23 +37,23 @@ def level(
     whole: max |u| is that of this vector. Versions may differ in the last bits of a mean, and by
     what follows from that.
     """
-    return _level_on(u.device)(rule, u, step, maxima, every, ranks, scale, whole)
+    return _find_threshold_on(u.device)(rule, u, step, maxima, every, ranks, scale, whole)
 
 
-def once(kept: Tensor, u: Tensor, step: int, scale: float) -> Tensor:
+def first_threshold(kept: Tensor, u: Tensor, step: int, scale: float) -> Tensor:
     """The fp32 (0-d) just below `kept`; which is set first where it is 0.
 
     It becomes `scale` times the norm of every `step`-th entry of u. kept: 0-d fp32, at least 0.
     Versions may differ in the last bits of the norm.
     """
-    return _once_on(u.device)(kept, u, step, scale)
+    return _first_threshold_on(u.device)(kept, u, step, scale)
 
 
-def level_torch(
+def find_threshold_torch(
     rule: Rule, u: Tensor, step: int, maxima: Tensor, every: int, ranks: Sequence[int],
     scale: float = 1.0, whole: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """See `level`."""
+    """See `find_threshold`."""
     seen = u[::step].abs().to(torch.promote_types(u.dtype, torch.float32))
     sure, *low = ranked(maxima, every, *ranks)
     if rule == Rule.NORMAL:
@@ -96,12 +96,16 @@ def just_below(magnitude: Tensor) -> Tensor:
     return torch.nextafter(magnitude, torch.zeros_like(magnitude))
 
 
-def once_torch(kept: Tensor, u: Tensor, step: int, scale: float) -> Tensor:
-    """See `once`."""
+def first_threshold_torch(kept: Tensor, u: Tensor, step: int, scale: float) -> Tensor:
+    """See `first_threshold`."""
     seen = u[::step].abs().to(torch.promote_types(u.dtype, torch.float32))
     kept.copy_(torch.where(kept > 0, kept, torch.linalg.vector_norm(seen) * scale))
     return just_below(kept)
 
 
-_level_on = versions(level_torch, triton="gradwire.kernels.triton.threshold.level_triton")
-_once_on = versions(once_torch, triton="gradwire.kernels.triton.threshold.once_triton")
+_find_threshold_on = versions(
+    find_threshold_torch, triton="gradwire.kernels.triton.threshold.find_threshold_triton"
+)
+_first_threshold_on = versions(
+    first_threshold_torch, triton="gradwire.kernels.triton.threshold.first_threshold_triton"
+)

@@ -6,7 +6,7 @@ import torch
 
 from gradwire.accumulate import bundle as module
 from gradwire.accumulate.bundle import Bundle
-from gradwire.kernels.last_selection import Edge
+from gradwire.kernels.last_selection import LastSelection
 from gradwire.types import Entries, Slot, Sparse
 
 NO = torch.zeros((), dtype=torch.bool)
@@ -18,8 +18,8 @@ def prepared(monkeypatch):
     bundle = Bundle([slot], torch.device("cpu"), rank=0, index=0, dense=False)
     bundle.buffer[3] = 5.0
     indices, values = torch.tensor([3], dtype=torch.int32), torch.tensor([5.0])
-    bundle._edge = Edge(torch.device("cpu"))
-    bundle._edge.chose(indices, values)
+    bundle._edge = LastSelection(torch.device("cpu"))
+    bundle._edge.remember(indices, values)
     count = torch.tensor(1, dtype=torch.int32)
     bundle.deliver(Entries(Sparse(indices, values, count, 128)), torch.tensor(True))
     told = []

@@ -7,7 +7,7 @@ from gradwire import kernels
 from gradwire.accumulate.bundle import Bundle
 from gradwire.compress import METHODS
 from gradwire.config import Config
-from gradwire.kernels.select import group_size
+from gradwire.kernels.select import block_size
 from gradwire.state.choice import choose
 from gradwire.types import Slot
 
@@ -39,7 +39,7 @@ def test_randk_wants_none_and_others_what_topk_wants():
         for method in ("topk", "gaussiank", "trimmed"):
             for device in (CPU, CUDA):
                 block = METHODS[method].bind({}).block(k, SIZE, device)
-                assert block == group_size(SIZE, k, device)
+                assert block == block_size(SIZE, k, device)
 
 
 @pytest.mark.parametrize(("method", "wanted"), [("chunked", 16), ("randk", 0), ("topk", 64)])

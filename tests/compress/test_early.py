@@ -25,7 +25,7 @@ def aside(monkeypatch):
         def result(self):
             return self._result
 
-    monkeypatch.setattr(module, "Beside", AtOnce)
+    monkeypatch.setattr(module, "SideStream", AtOnce)
     monkeypatch.setattr(module, "pays", lambda size, device: True)
     return begun
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import gradwire
 from gradwire.compress import METHODS
-from gradwire.kernels.select import group_size
+from gradwire.kernels.select import block_size
 from gradwire.types import Memory, Scan
 from tests.distributions import MAKERS, draw
 
@@ -24,7 +24,7 @@ drawn = functools.cache(draw)
 
 def scanned(u, k):
     """What the pipeline's scan would leave for this u."""
-    group = group_size(u.numel(), k)
+    group = block_size(u.numel(), k)
     padded = torch.nn.functional.pad(u, (0, -u.numel() % 64))
     maxima = padded.abs().view(-1, group).amax(1) if group else None
     return padded, Scan(torch.tensor(True), maxima, group)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from gradwire.kernels.sidco import fit_torch
+from gradwire.kernels.sidco import sidco_fit_torch
 from gradwire.types import Memory
 from tests.compress.test_selectors import choose, drawn
 
@@ -27,7 +27,7 @@ def test_fit_is_the_definition(kind):
     x = drawn(kind, 10**5).abs()
     for share, stages in ((0.1, 1), (0.1, 2), (0.01, 3), (0.001, 4), (0.001, 7)):
         most = math.ceil(math.log2(1 / share))
-        found = float(fit_torch(x, 1, share, torch.tensor(stages), most))
+        found = float(sidco_fit_torch(x, 1, share, torch.tensor(stages), most))
         assert found == pytest.approx(definition(x.double(), share, stages), rel=1e-5)
 
 
@@ -47,5 +47,5 @@ def test_the_count_of_the_documented_data():
     for kind, expected in (("gaussian", [0, 0.10, 0.71, 1.06]), ("laplace", [1.03, 1.03, 1.02, 1])):
         x = drawn(kind, 10**6)[:400_000].abs()
         for stages, share in enumerate(expected, 1):
-            n = int((x > fit_torch(x, 1, 0.001, torch.tensor(stages), 10)).sum())
+            n = int((x > sidco_fit_torch(x, 1, 0.001, torch.tensor(stages), 10)).sum())
             assert n / 400 == pytest.approx(share, abs=0.1)

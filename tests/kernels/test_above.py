@@ -18,8 +18,8 @@ def definition(u, threshold, capacity):
     return passing[sorted_topk(u[passing], capacity).long()].to(torch.int32)
 
 
-def check(version, u, threshold, capacity, maxima=None, group=0):
-    indices, values, count = version(u, threshold, capacity, maxima, group)
+def check(version, u, threshold, capacity, maxima=None, block=0):
+    indices, values, count = version(u, threshold, capacity, maxima, block)
     expected = definition(u, threshold, capacity)
     n = expected.numel()
     assert int(count) == n
@@ -44,10 +44,10 @@ def check(version, u, threshold, capacity, maxima=None, group=0):
 def test_definition(version, kind, size, capacity, rank, grouped):
     u = vector(kind, size)
     threshold = u.abs().sort().values[int(rank * (size - 1))]
-    maxima, group = None, 0
+    maxima, block = None, 0
     if grouped:
-        maxima, group = torch.stack([part.abs().max() for part in u.split(16)]), 16
-    check(version, u, threshold, capacity, maxima, group)
+        maxima, block = torch.stack([part.abs().max() for part in u.split(16)]), 16
+    check(version, u, threshold, capacity, maxima, block)
 
 
 @pytest.mark.parametrize("version", [above_torch, above_cpu])

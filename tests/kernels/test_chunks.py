@@ -27,10 +27,10 @@ def definition(u, chunk, each, last):
 def test_definition(version, kind, size, chunk, share, grouped):
     u = vector(kind, size)
     each, last = max(1, round(share * chunk)), round(share * (size % chunk))
-    maxima, group = None, 0
+    maxima, block = None, 0
     if grouped:
-        maxima, group = torch.stack([part.abs().max() for part in u.split(16)]), 16
-    indices, values = version(u, chunk, each, last, maxima, group)
+        maxima, block = torch.stack([part.abs().max() for part in u.split(16)]), 16
+    indices, values = version(u, chunk, each, last, maxima, block)
     assert indices.dtype == torch.int32
     assert torch.equal(indices, definition(u, chunk, each, last))
     assert torch.equal(values, u[indices.long()])

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradwire.kernels.largest import largest_cpu, largest_torch
+from gradwire.kernels.largest import largest_in_pieces_cpu, largest_in_pieces_torch
 from tests.kernels.test_topk import KINDS, sorted_topk, vector
 
-GROUP = 16
+BLOCK = 16
 
 
 def definition(u, bounds, wanted, capacity):
@@ -22,25 +22,25 @@ def definition(u, bounds, wanted, capacity):
     return found.to(torch.int32)
 
 
-@pytest.mark.parametrize("version", [largest_torch, largest_cpu])
+@pytest.mark.parametrize("version", [largest_in_pieces_torch, largest_in_pieces_cpu])
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(
-    groups=st.lists(st.integers(1, 40), min_size=1, max_size=9),
-    ragged=st.integers(0, GROUP - 1),
+    blocks=st.lists(st.integers(1, 40), min_size=1, max_size=9),
+    ragged=st.integers(0, BLOCK - 1),
     share=st.sampled_from([0.0, 0.01, 0.1, 1.0]),
     room=st.sampled_from([0.3, 1.0, 3.0]),
     data=st.data(),
 )
-def test_definition(version, kind, groups, ragged, share, room, data):
-    bounds = [GROUP * n for n in itertools.accumulate(groups, initial=0)]
+def test_definition(version, kind, blocks, ragged, share, room, data):
+    bounds = [BLOCK * n for n in itertools.accumulate(blocks, initial=0)]
     bounds[-1] -= ragged
     u = vector(kind, bounds[-1])
     sizes = [b - a for a, b in itertools.pairwise(bounds)]
     wanted = [data.draw(st.sampled_from([0, round(share * n), n])) for n in sizes]
     capacity = max(1, round(room * sum(wanted)))
-    maxima = torch.stack([part.abs().max() for part in u.split(GROUP)])
-    given = torch.tensor(bounds), torch.tensor(wanted), capacity, maxima, GROUP
+    maxima = torch.stack([part.abs().max() for part in u.split(BLOCK)])
+    given = torch.tensor(bounds), torch.tensor(wanted), capacity, maxima, BLOCK
     indices, values, count = version(u, *given)
     expected = definition(u, bounds, wanted, capacity)
     n = expected.numel()

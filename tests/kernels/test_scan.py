@@ -1,11 +1,11 @@
-"""The scan: residual += gradient with group maxima, and nothing non-finite gets in."""
+"""The scan: residual += gradient with block maxima, and nothing non-finite gets in."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradwire.kernels.scan import BLOCK, scan_cpu, scan_torch
+from gradwire.kernels.scan import STRETCH, scan_cpu, scan_torch
 from gradwire.types import align
 
 
@@ -27,7 +27,7 @@ def problem(lengths, dtype, seed, bad=()):
 @given(
     lengths=st.lists(st.integers(1, 400), min_size=1, max_size=6),
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
-    group=st.sampled_from([16, 64]),
+    block=st.sampled_from([16, 64]),
     unscale=st.sampled_from([None, 1 / 1024, 1 / 3]),
     bad=st.lists(
         st.tuples(
@@ -39,16 +39,16 @@ def problem(lengths, dtype, seed, bad=()):
     ),
     seed=st.integers(0, 99),
 )
-def test_cpu_equals_reference(lengths, dtype, group, unscale, bad, seed):
+def test_cpu_equals_reference(lengths, dtype, block, unscale, bad, seed):
     residual, pieces = problem(lengths, dtype, seed, bad)
     factor = None if unscale is None else torch.tensor(unscale)
     results = []
     for version in (scan_torch, scan_cpu):
-        u, maxima = residual.clone(), torch.full((residual.numel() // group,), float("nan"))
-        finite = version(u, pieces, maxima, group, factor)
+        u, maxima = residual.clone(), torch.full((residual.numel() // block,), float("nan"))
+        finite = version(u, pieces, maxima, block, factor)
         assert bool(finite) == (not bad)
         assert torch.isfinite(u).all()
-        assert torch.equal(maxima, u.abs().view(-1, group).amax(1))
+        assert torch.equal(maxima, u.abs().view(-1, block).amax(1))
         results.append(u)
     if unscale is None:
         assert torch.equal(*results)
@@ -74,7 +74,7 @@ def test_finite_entries_whose_sum_overflows_count_as_not_finite():
         assert torch.equal(u, huge)
 
 
-@pytest.mark.parametrize("size", [BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 77])
+@pytest.mark.parametrize("size", [STRETCH - 1, STRETCH, STRETCH + 1, 2 * STRETCH + 77])
 def test_pieces_longer_than_a_block(size):
     residual, pieces = problem([size], torch.float32, 1)
     u, maxima = residual.clone(), torch.empty(residual.numel() // 64)

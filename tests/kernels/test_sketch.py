@@ -26,11 +26,11 @@ def test_triton_finds_the_same_bits(rows, size, columns):
     seeds, factor = SEEDS[:rows].to(DEVICE), power_of_two(torch.tensor(20, device=DEVICE))
     cells = insert_torch(u, columns, seeds, factor)
     assert torch.equal(insert_triton(u, columns, seeds, factor), cells)
-    for group in (0, 16, 64):
-        expected = query_torch(cells.float(), seeds, size, group)
-        found = query_triton(cells.float(), seeds, size, group)
+    for block in (0, 16, 64):
+        expected = query_torch(cells.float(), seeds, size, block)
+        found = query_triton(cells.float(), seeds, size, block)
         assert torch.equal(found[0], expected[0])
-        assert (found[1] is None and not group) or torch.equal(found[1], expected[1])
+        assert (found[1] is None and not block) or torch.equal(found[1], expected[1])
 
 
 def test_ties_between_rows():

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradwire.kernels import topk
-from gradwire.kernels.select import group_maxima, topk_cpu, topk_torch
+from gradwire.kernels.select import block_maxima, topk_cpu, topk_torch
 
 
 def sorted_topk(u, k):
@@ -32,16 +32,16 @@ def vector(kind, size, seed=0):
         "denormal": normal * 1e-41,
         "ascending": torch.arange(size).float(),
         "descending": -torch.arange(size).float().flip(0),
-        "a winner in every group": (torch.arange(size) % 16 == 3).float() * (1 + uniform),
+        "a winner in every block": (torch.arange(size) % 16 == 3).float() * (1 + uniform),
         "a small layer": normal * torch.where(torch.arange(size) % 997 < 90, 100.0, 1.0),
-        "all winners in one group": (torch.arange(size) < 40) * (2 + uniform) + 0.1 * uniform,
+        "all winners in one block": (torch.arange(size) < 40) * (2 + uniform) + 0.1 * uniform,
     }[kind]
 
 
 KINDS = [
     "gaussian", "laplace", "t3", "layers", "zeros", "all zero", "all equal", "few values",
-    "one hot", "denormal", "ascending", "descending", "a winner in every group",
-    "a small layer", "all winners in one group",
+    "one hot", "denormal", "ascending", "descending", "a winner in every block",
+    "a small layer", "all winners in one block",
 ]  # fmt: skip
 
 
@@ -64,10 +64,10 @@ def test_sizes_around_the_blocks(size):
 
 def test_group_maxima_of_a_scan_are_used_and_agree():
     u = vector("t3", 64 * 1000)
-    for group in (16, 64):
-        maxima = u.abs().view(-1, group).amax(1)
-        assert torch.equal(group_maxima(u, group), maxima)
-        assert torch.equal(topk(u, 100, maxima, group), sorted_topk(u, 100))
+    for block in (16, 64):
+        maxima = u.abs().view(-1, block).amax(1)
+        assert torch.equal(block_maxima(u, block), maxima)
+        assert torch.equal(topk(u, 100, maxima, block), sorted_topk(u, 100))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])

@@ -7,23 +7,23 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE, ON_GPU, gpu  # isort: skip
-from gradwire.kernels.select import group_size, topk_torch
-from gradwire.kernels.triton.scan import group_maxima
+from gradwire.kernels.select import block_size, topk_torch
+from gradwire.kernels.triton.scan import block_maxima
 from gradwire.kernels.triton.select import entry as kernel
 from gradwire.kernels.triton.select import sizes
-from gradwire.kernels.triton.select.sizes import plan, processors
+from gradwire.kernels.triton.select.sizes import launch_sizes, processors
 from gradwire.kernels.triton.select.turns import DIGITS, HEADER
 from gradwire.kernels.triton.workspace import workspace
 from tests.kernels.test_topk import KINDS, vector
 
 
-def run(u, k, group):
+def run(u, k, block):
     """Indices and values, checked; the way they were found: by bins, with zeros, by digits."""
     u = u.to(DEVICE)
-    maxima = group_maxima(u, group) if group else None
+    maxima = block_maxima(u, block) if block else None
     words = workspace(0, u.device)[0]
     words[HEADER.value + 2] = -1
-    indices, values = kernel.topk_triton(u, k, maxima, group)
+    indices, values = kernel.topk_triton(u, k, maxima, block)
     expected = topk_torch(u, k)
     assert indices.dtype == torch.int32
     assert torch.equal(indices, expected)
@@ -45,23 +45,23 @@ CASES = [(1000, 1, 64), (5003, 5, 32), (20011, 100, 16), (9000, 1800, 0)]
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_data(kind):
     cases = CASES if ON_GPU else [CASES[1 + 2 * (KINDS.index(kind) % 2)], CASES[2]]
-    for size, k, group in cases:
-        run(vector(kind, size), k, group)
+    for size, k, block in cases:
+        run(vector(kind, size), k, block)
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, 65])
-@pytest.mark.parametrize("group", [0, 16])
-def test_small_sizes_and_every_k(size, group):
+@pytest.mark.parametrize("block", [0, 16])
+def test_small_sizes_and_every_k(size, block):
     for k in sorted({0, 1, size // 2, size}):
-        run(vector("gaussian", size), k, group)
+        run(vector("gaussian", size), k, block)
 
 
-@pytest.mark.parametrize("group", [16, 32, 64])
-def test_maxima_of_a_ragged_vector(group):
+@pytest.mark.parametrize("block", [16, 32, 64])
+def test_maxima_of_a_ragged_vector(block):
     u = vector("t3", 4 * 4096 + 77).to(DEVICE)
-    padded = torch.zeros(math.ceil(u.numel() / group) * group, device=DEVICE)
+    padded = torch.zeros(math.ceil(u.numel() / block) * block, device=DEVICE)
     padded[: u.numel()] = u.abs()
-    assert torch.equal(group_maxima(u, group), padded.view(-1, group).amax(1))
+    assert torch.equal(block_maxima(u, block), padded.view(-1, block).amax(1))
 
 
 def test_the_way_depends_on_the_data():
@@ -73,32 +73,32 @@ def test_the_way_depends_on_the_data():
 
 
 def test_a_hot_stretch_spills_and_stays_on_the_fast_way():
-    size, k, group = 40000, 400, 32
+    size, k, block = 40000, 400, 32
     u = vector("gaussian", size) * 1e-3
     u[4000:4900] = 1 + torch.arange(900).float().flip(0) * 1e-3
-    assert plan(size, k, group, processors(DEVICE)).room < 900
-    took(run(u, k, group), "bins")
+    assert launch_sizes(size, k, block, processors(DEVICE)).room < 900
+    took(run(u, k, block), "bins")
 
 
 def test_too_many_candidates_for_the_spill_lose_nothing():
-    """Fewer hot groups than k: the bound is a cold one, and every hot entry a candidate."""
-    size, k, group = 40000, 400, 32
+    """Fewer hot blocks than k: the bound is a cold one, and every hot entry a candidate."""
+    size, k, block = 40000, 400, 32
     u = vector("gaussian", size) * 1e-3
     u[3200:15200] = 1 + torch.rand(12000)
-    cut = plan(size, k, group, processors(DEVICE))
+    cut = launch_sizes(size, k, block, processors(DEVICE))
     assert cut.items * cut.room + cut.spill < 12000 or ON_GPU
-    took(run(u, k, group), "digits")
+    took(run(u, k, block), "digits")
 
 
 def test_an_unlucky_sample_is_noticed(monkeypatch):
     """A bound that fewer than k entries reach would lose some of them."""
-    honest = plan(20000, 50, 32, processors(DEVICE))
-    monkeypatch.setattr(kernel, "plan", lambda *_: replace(honest, rank=3, crowd=100))
+    honest = launch_sizes(20000, 50, 32, processors(DEVICE))
+    monkeypatch.setattr(kernel, "launch_sizes", lambda *_: replace(honest, rank=3, crowd=100))
     took(run(vector("gaussian", 20000), 50, 32), "digits")
 
 
 def test_a_sample_stands_for_the_whole():
-    """More groups than the sample holds: the bound comes from a part of them."""
+    """More blocks than the sample holds: the bound comes from a part of them."""
     size, k = 32 * 3 * 4096 + 5, 300
     took(run(vector("gaussian", size), k, 32), "bins")
     run(vector("layers", size), k, 32)
@@ -108,16 +108,16 @@ def test_a_sample_stands_for_the_whole():
 def alone(monkeypatch):
     """Phase 0 in launches of its own, as for large vectors."""
     monkeypatch.setattr(sizes, "ALONE", 64)
-    plan.cache_clear()
+    launch_sizes.cache_clear()
     yield
-    plan.cache_clear()
+    launch_sizes.cache_clear()
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "layers", "all equal", "all zero", "zeros"])
 def test_launches_of_their_own(kind, alone):
-    for size, k, group in ((20011, 20, 64), (40000, 200, 32), (20000, 300, 16), (9001, 700, 0)):
-        assert plan(size, k, group or 1, processors(DEVICE)).begin == 1 or ON_GPU
-        run(vector(kind, size), k, group)
+    for size, k, block in ((20011, 20, 64), (40000, 200, 32), (20000, 300, 16), (9001, 700, 0)):
+        assert launch_sizes(size, k, block or 1, processors(DEVICE)).begin == 1 or ON_GPU
+        run(vector(kind, size), k, block)
 
 
 def test_long_lists_are_read_in_rounds(alone):
@@ -147,11 +147,11 @@ def test_winners_that_the_sample_did_not_see():
 
 
 def test_what_lies_after_the_last_entry_is_not_looked_at():
-    for group, k in ((32, 5), (16, 100), (0, 1200)):
+    for block, k in ((32, 5), (16, 100), (0, 1200)):
         room = torch.full((5103,), 1e9, device=DEVICE)
         room[:5003] = vector("gaussian", 5003)
         room[5002] = 5
-        run(room[:5003], k, group)
+        run(room[:5003], k, block)
 
 
 def test_bf16():
@@ -164,9 +164,9 @@ def test_scratch_stays_within_its_limit():
     for size in (6_553_600, 138_357_544):
         for density in (1e-4, 1e-3, 1e-2, 0.1):
             k = int(size * density)
-            group = group_size(size, k, torch.device("cuda"))
-            cut = plan(size, k, group or 1, 132)
-            maxima = cut.n if group else 0
+            block = block_size(size, k, torch.device("cuda"))
+            cut = launch_sizes(size, k, block or 1, 132)
+            maxima = cut.n if block else 0
             assert cut.words + maxima <= size / 8 + 8 * k + 140 * 132
 
 
@@ -177,8 +177,8 @@ def test_full_size(kind, density):
     size = 25_557_032
     u = vector(kind, size).to(DEVICE)
     k = int(size * density)
-    group = group_size(size, k, DEVICE)
-    first = kernel.topk_triton(u, k, group_maxima(u, group) if group else None, group)
+    block = block_size(size, k, DEVICE)
+    first = kernel.topk_triton(u, k, block_maxima(u, block) if block else None, block)
     again = kernel.topk_triton(u, k)
     expected = topk_torch(u, k)
     assert torch.equal(first[0], expected)

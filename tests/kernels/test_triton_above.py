@@ -7,26 +7,26 @@ import torch
 
 from tests.kernels.triton_device import DEVICE, ON_GPU, gpu  # isort: skip
 from gradwire.kernels.select import above_torch
-from gradwire.kernels.triton.scan import group_maxima
+from gradwire.kernels.triton.scan import block_maxima
 from gradwire.kernels.triton.select import entry, sizes
 from gradwire.kernels.triton.select.entry import above_triton
-from gradwire.kernels.triton.select.sizes import plan
-from gradwire.kernels.triton.select.turns import DIGITS, HEADER, WAY
+from gradwire.kernels.triton.select.sizes import launch_sizes
+from gradwire.kernels.triton.select.turns import DIGITS, HEADER, STRATEGY
 from gradwire.kernels.triton.workspace import workspace
 from tests.kernels.test_topk import KINDS, vector
 
 
-def check(u, threshold, capacity, group):
+def check(u, threshold, capacity, block):
     """As the reference has it, and the counters at rest; the way it was found."""
     u = u.to(DEVICE)
     threshold = torch.as_tensor(threshold, dtype=torch.float32).to(DEVICE)
-    maxima = group_maxima(u, group) if group else None
-    found = above_triton(u, threshold, capacity, maxima, group)
+    maxima = block_maxima(u, block) if block else None
+    found = above_triton(u, threshold, capacity, maxima, block)
     for mine, other in zip(found, above_torch(u, threshold, capacity), strict=True):
         assert mine.dtype == other.dtype
         assert torch.equal(mine, other)
     words = workspace(0, u.device)[0]
-    way = int(words[WAY.value])
+    way = int(words[STRATEGY.value])
     clean = words[: DIGITS.value].clone()
     clean[HEADER.value : HEADER.value + 8] = 0
     assert not clean.any()
@@ -77,8 +77,8 @@ def test_thresholds_that_pass_nothing_or_everything(threshold):
 def test_an_unlucky_sample_does_not_let_small_entries_in(monkeypatch):
     """Fewer than the room reach the bound: digits over all of u, and what passes of these."""
     u = vector("gaussian", 20000)
-    honest = plan(20000, 50, 32, sizes.processors(DEVICE))
-    monkeypatch.setattr(entry, "plan", lambda *_: replace(honest, rank=3, crowd=100))
+    honest = launch_sizes(20000, 50, 32, sizes.processors(DEVICE))
+    monkeypatch.setattr(entry, "launch_sizes", lambda *_: replace(honest, rank=3, crowd=100))
     for passing in (30, 49, 51, 400):
         assert check(u, rank(u, passing), 50, 32) == "digits" or ON_GPU
 
@@ -92,14 +92,14 @@ def test_other_dtypes_do_not_round_the_threshold():
 
 def test_launches_of_their_own(monkeypatch):
     monkeypatch.setattr(sizes, "ALONE", 64)
-    plan.cache_clear()
+    launch_sizes.cache_clear()
     try:
         for kind in ("gaussian", "all equal", "layers"):
             u = vector(kind, 20011)
             for passing in (10, 40):
                 check(u, rank(u, passing), 20, 64)
     finally:
-        plan.cache_clear()
+        launch_sizes.cache_clear()
 
 
 @gpu

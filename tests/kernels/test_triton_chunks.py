@@ -1,4 +1,4 @@
-"""chunks in Triton: the reference's indices and values, by the groups and by whole chunks."""
+"""chunks in Triton: the reference's indices and values, by the blocks and by whole chunks."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 from tests.kernels.triton_device import DEVICE, gpu  # isort: skip
 from gradwire.kernels.chunks import chunks_torch
 from gradwire.kernels.triton import chunks as kernel
-from gradwire.kernels.triton.scan import group_maxima
+from gradwire.kernels.triton.scan import block_maxima
 from tests.kernels.test_topk import KINDS, vector
 
 
@@ -28,10 +28,10 @@ def ways(monkeypatch):
     return seen
 
 
-def run(u, chunk, each, last, group):
+def run(u, chunk, each, last, block):
     u = u.to(DEVICE)
-    maxima = group_maxima(u, group) if group else None
-    indices, values = kernel.chunks_triton(u, chunk, each, last, maxima, group)
+    maxima = block_maxima(u, block) if block else None
+    indices, values = kernel.chunks_triton(u, chunk, each, last, maxima, block)
     expected, entries = chunks_torch(u, chunk, each, last)
     assert indices.dtype == torch.int32
     assert torch.equal(indices, expected)
@@ -65,16 +65,16 @@ def test_the_rest_behind_the_last_chunk(rest, ways):
     assert {"few", "many"} <= set(ways)
 
 
-@pytest.mark.parametrize(("chunk", "group"), [(1, 0), (7, 0), (192, 16), (320, 64)])
-def test_other_chunks(chunk, group):
+@pytest.mark.parametrize(("chunk", "block"), [(1, 0), (7, 0), (192, 16), (320, 64)])
+def test_other_chunks(chunk, block):
     """Small ones, and such as are no power of two."""
     u = vector("few values", 2 * chunk + chunk // 2)
     for each in {0, 1, chunk // 2, chunk}:
-        run(u, chunk, each, chunk // 4, group)
+        run(u, chunk, each, chunk // 4, block)
 
 
 def test_more_than_a_block_holds(ways):
-    """By whole chunks up to 16384, by groups beyond; the reference has the rest."""
+    """By whole chunks up to 16384, by blocks beyond; the reference has the rest."""
     run(vector("gaussian", 16384 + 900), 16384, 300, 0, 64)
     run(vector("gaussian", 32768), 32768, 2, 0, 64)
     run(vector("gaussian", 32768), 32768, 200, 0, 64)
@@ -104,7 +104,7 @@ def test_slices_begin_anywhere():
     u, maxima = vector("gaussian", 2100).to(DEVICE), None
     part = u[1:2050]
     maxima = torch.zeros(40, device=DEVICE)[3:36]
-    maxima.copy_(group_maxima(part.clone(), 64))
+    maxima.copy_(block_maxima(part.clone(), 64))
     indices, values = kernel.chunks_triton(part, 1024, 4, 1, maxima, 64)
     expected, entries = chunks_torch(part, 1024, 4, 1)
     assert torch.equal(indices, expected)
@@ -126,15 +126,15 @@ def test_full_size(kind, each):
 
 
 @gpu
-@pytest.mark.parametrize("group", [0, 64])
-def test_two_to_the_thirty_one(group):
+@pytest.mark.parametrize("block", [0, 64])
+def test_two_to_the_thirty_one(block):
     """The last entries of the longest bundle; too many for the reference's sort."""
     size, chunk = 2**31 - 1, 4096
     u = torch.zeros(size, device=DEVICE)
     u[-1] = 5
     u[-chunk - 3] = -4
-    maxima = group_maxima(u, group) if group else None
-    indices, values = kernel.chunks_triton(u, chunk, 2, 1, maxima, group)
+    maxima = block_maxima(u, block) if block else None
+    indices, values = kernel.chunks_triton(u, chunk, 2, 1, maxima, block)
     assert indices.numel() == size // chunk * 2 + 1
     assert int(indices[-1]) == size - 1
     assert float(values[-1]) == 5

@@ -9,10 +9,10 @@ from gradwire.encode import format as codes
 from gradwire.encode.format import INDICES, STOCHASTIC, index_bytes, template_of
 from gradwire.encode.noise import Noise
 from gradwire.encode.unpack import unpack_torch
-from gradwire.encode.write import pack_torch
+from gradwire.encode.write import write_message_torch
 from gradwire.kernels.triton import unpack as unpack_module
 from gradwire.kernels.triton.unpack import unpack_triton
-from gradwire.kernels.triton.write import pack_triton
+from gradwire.kernels.triton.write import write_message_triton
 from tests.kernels.test_triton_messages import chosen
 
 VALUES = [name for name in codes.VALUES if name != "sign"]
@@ -29,8 +29,8 @@ def packed(sparse, encoding, finite=True):
     noise = None
     if encoding.rounding == "stochastic":
         noise = Noise(3, 2, torch.tensor(11, device=DEVICE))
-    message, seen = pack_triton(template, sparse, flag, encoding, noise)
-    expected, values = pack_torch(template, sparse, flag, encoding, noise)
+    message, seen = write_message_triton(template, sparse, flag, encoding, noise)
+    expected, values = write_message_torch(template, sparse, flag, encoding, noise)
     assert torch.equal(message, expected)
     assert seen.dtype == torch.float32
     assert torch.equal(seen, values)
@@ -135,7 +135,7 @@ def test_no_host_sync_and_capturable():
 
     def step():
         noise.step.add_(1)
-        message, _ = pack_triton(template, sparse, flag, encoding, noise)
+        message, _ = write_message_triton(template, sparse, flag, encoding, noise)
         return message, unpack_triton(message.unsqueeze(0), sparse.size, 6554, encoding)
 
     step()
@@ -151,7 +151,7 @@ def test_no_host_sync_and_capturable():
     seen = set()
     for _ in range(3):
         graph.replay()
-        expected, _ = pack_torch(template, sparse, flag, encoding, noise)
+        expected, _ = write_message_torch(template, sparse, flag, encoding, noise)
         assert torch.equal(message, expected)
         assert torch.equal(plain[0, HEADER:].view(torch.int32)[:6554], sparse.indices)
         seen.add(message.cpu().numpy().tobytes())

@@ -4,17 +4,17 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE, ON_GPU  # isort: skip
-from gradwire.kernels.last_selection import Edge
-from gradwire.kernels.threshold import Rule, level_torch
+from gradwire.kernels.last_selection import LastSelection
+from gradwire.kernels.threshold import Rule, find_threshold_torch
 from gradwire.kernels.triton import momentum, scan
 from gradwire.kernels.triton.select import sizes
-from gradwire.kernels.triton.select.sizes import UNIT, every, plan, processors
+from gradwire.kernels.triton.select.sizes import UNIT, every, launch_sizes, processors
 from gradwire.kernels.triton.select.strategy import BY_BINS
-from gradwire.kernels.triton.select.turns import BOUND, WAY
-from gradwire.kernels.triton.threshold import level_triton
+from gradwire.kernels.triton.select.turns import BOUND, STRATEGY
+from gradwire.kernels.triton.threshold import find_threshold_triton
 from tests.kernels.test_triton_edge import Steps, Thresholds, cut, header
 
-SIZE, GROUP = 16 * UNIT, 32
+SIZE, BLOCK = 16 * UNIT, 32
 HASH, WIDE = 0x9E3779B1, 2**32
 
 
@@ -24,17 +24,17 @@ def counted_units(size, apart):
 
 def known(edge_value):
     """An edge that a selection has left."""
-    edge = Edge(torch.device(DEVICE))
-    edge.words[0] = int(torch.tensor(edge_value).view(torch.int32))
-    edge.chose(edge.words, edge.words)
+    edge = LastSelection(torch.device(DEVICE))
+    edge.record[0] = int(torch.tensor(edge_value).view(torch.int32))
+    edge.remember(edge.record, edge.record)
     return edge
 
 
 def expected(u, edge_value, apart):
     """A count for each bin."""
-    maxima = u.abs().view(-1, GROUP).amax(1).cpu()
+    maxima = u.abs().view(-1, BLOCK).amax(1).cpu()
     units = torch.tensor(counted_units(u.numel(), apart))
-    seen = maxima.view(-1, UNIT // GROUP)[units].flatten().view(torch.int32) >> 15
+    seen = maxima.view(-1, UNIT // BLOCK)[units].flatten().view(torch.int32) >> 15
     lowest = max(0, int(torch.tensor(edge_value).view(torch.int32) >> 15) - 640)
     bins = (seen - lowest).clamp(max=1023)
     return torch.bincount(bins[bins >= 0].long(), minlength=1024)
@@ -59,9 +59,9 @@ def few(monkeypatch):
     """One in four units counts."""
     for module in (scan, momentum, sizes):
         monkeypatch.setattr(module, "every", lambda size: 4)
-    plan.cache_clear()
+    launch_sizes.cache_clear()
     yield 4
-    plan.cache_clear()
+    launch_sizes.cache_clear()
 
 
 @pytest.mark.parametrize("edge_value", [2.5, 0.4, 20.0])
@@ -69,8 +69,8 @@ def test_the_scan_counts_around_the_last_edge(edge_value, few):
     """Also where most maxima lie above all bins, or below."""
     torch.manual_seed(1)
     u, edge = torch.zeros(SIZE, device=DEVICE), known(edge_value)
-    maxima = torch.zeros(SIZE // GROUP, device=DEVICE)
-    scan.scan_triton(u, [(0, torch.randn(SIZE).to(DEVICE))], maxima, GROUP, None, edge)
+    maxima = torch.zeros(SIZE // BLOCK, device=DEVICE)
+    scan.scan_triton(u, [(0, torch.randn(SIZE).to(DEVICE))], maxima, BLOCK, None, edge)
     assert 2 <= len(counted_units(SIZE, few)) <= 6
     assert torch.equal(counts_of(edge), expected(u, edge_value, few))
     seen = counted_entries(u, few)
@@ -80,9 +80,9 @@ def test_the_scan_counts_around_the_last_edge(edge_value, few):
 def test_squares_of_pieces_do_not_overflow(few):
     """A tile counts with the unit it begins in; 1e30 squared is no fp32."""
     edge, u = known(1e30), torch.zeros(SIZE, device=DEVICE)
-    maxima = torch.zeros(SIZE // GROUP, device=DEVICE)
+    maxima = torch.zeros(SIZE // BLOCK, device=DEVICE)
     parts = [(0, 1e30 * torch.randn(5000)), (5056, 1e30 * torch.randn(SIZE - 5056 - 20))]
-    scan.scan_triton(u, [(i, p.to(DEVICE)) for i, p in parts], maxima, GROUP, None, edge)
+    scan.scan_triton(u, [(i, p.to(DEVICE)) for i, p in parts], maxima, BLOCK, None, edge)
     starts = [*range(0, 5056, 1024), *range(5056, SIZE, 1024)]
     ends = [min(s + 1024, 5056 if s < 5056 else SIZE) for s in starts]
     counted = set(counted_units(SIZE, few))
@@ -94,24 +94,24 @@ def test_squares_of_pieces_do_not_overflow(few):
 def test_momentum_counts_too(few):
     torch.manual_seed(2)
     u, velocity = torch.zeros(SIZE, device=DEVICE), torch.zeros(SIZE, device=DEVICE)
-    maxima, edge = torch.zeros(SIZE // GROUP, dtype=torch.int16, device=DEVICE), known(2.0)
+    maxima, edge = torch.zeros(SIZE // BLOCK, dtype=torch.int16, device=DEVICE), known(2.0)
     given = [(0, torch.randn(SIZE).to(DEVICE))]
-    momentum.momentum_triton(u, velocity, given, maxima, GROUP, 0.9, edge=edge)
+    momentum.momentum_triton(u, velocity, given, maxima, BLOCK, 0.9, last_selection=edge)
     assert torch.equal(counts_of(edge), expected(u, 2.0, few))
-    assert torch.equal(maxima, cut(u.abs().view(-1, GROUP).amax(1)))
+    assert torch.equal(maxima, cut(u.abs().view(-1, BLOCK).amax(1)))
     seen = counted_entries(u, few)
     assert squares_of(edge) == pytest.approx([float((seen**2).sum()), seen.numel()])
 
 
 def test_nothing_is_counted_before_the_first_edge_nor_twice():
-    edge = Edge(torch.device(DEVICE))
-    assert edge.counting() is None
-    assert edge.counted() is None
+    edge = LastSelection(torch.device(DEVICE))
+    assert edge.counts_to_fill() is None
+    assert edge.take_counts() is None
     edge = known(1.0)
-    edge.counting()[5] = 7
-    assert int(edge.counting().sum()) == 0, "what no selection has read is gone"
-    assert edge.counted() is edge.counts
-    assert edge.counted() is None
+    edge.counts_to_fill()[5] = 7
+    assert int(edge.counts_to_fill().sum()) == 0, "what no selection has read is gone"
+    assert edge.take_counts() is edge.counts
+    assert edge.take_counts() is None
 
 
 def test_how_many_units_count():
@@ -120,18 +120,18 @@ def test_how_many_units_count():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("k", "group"), [(400, 16), (100, 32), (100, 64)])
-def test_the_bound_is_what_enough_of_those_counted_reach(k, group, few):
+@pytest.mark.parametrize(("k", "block"), [(400, 16), (100, 32), (100, 64)])
+def test_the_bound_is_what_enough_of_those_counted_reach(k, block, few):
     torch.manual_seed(3)
-    run = Steps(SIZE, k, group, rough=True)
+    run = Steps(SIZE, k, block, rough=True)
     for step in range(3):
         run.step(torch.randn(SIZE))
-        rank = plan(SIZE, k, group, processors(DEVICE)).counted
+        rank = launch_sizes(SIZE, k, block, processors(DEVICE)).counted
         units = torch.tensor(counted_units(SIZE, few))
-        seen = run.maxima.cpu().view(-1, UNIT // group)[units].flatten().int() & 0xFFFF
+        seen = run.maxima.cpu().view(-1, UNIT // block)[units].flatten().int() & 0xFFFF
         if step:
             assert header(BOUND) == int(seen.sort(descending=True).values[rank - 1]) << 15
-        assert ON_GPU or header(WAY) == BY_BINS.value
+        assert ON_GPU or header(STRATEGY) == BY_BINS.value
 
 
 @pytest.mark.parametrize("scale", [1e-6, 0.1, 1.5, 3.0, 1e6])
@@ -142,7 +142,7 @@ def test_an_edge_that_moves_out_of_the_bins_costs_no_winner(scale):
         run.mine.zero_()
         run.theirs.zero_()
         run.step(torch.randn(3000) * factor)
-        assert ON_GPU or header(WAY) == BY_BINS.value or scale != 1.5
+        assert ON_GPU or header(STRATEGY) == BY_BINS.value or scale != 1.5
 
 
 def test_many_that_are_nearly_alike_are_candidates():
@@ -155,7 +155,7 @@ def test_many_that_are_nearly_alike_are_candidates():
     run = Steps(20_000, 40, 32, rough=True)
     for gradient in (u, u * 0):
         run.step(gradient)
-        assert ON_GPU or header(WAY) == BY_BINS.value
+        assert ON_GPU or header(STRATEGY) == BY_BINS.value
 
 
 def test_winners_that_lie_together_have_few_maxima():
@@ -165,7 +165,7 @@ def test_winners_that_lie_together_have_few_maxima():
     run.step(torch.randn(6000))
     run.mine.zero_()
     run.theirs.zero_()
-    bound = run.edge.words[0].cpu().view(torch.float32) * 0.85
+    bound = run.edge.record[0].cpu().view(torch.float32) * 0.85
     gradient = 1e-3 * torch.randn(6000)
     gradient[640:800] = 9 + torch.rand(160)
     run.step(gradient)
@@ -190,8 +190,10 @@ def test_levels_from_cut_maxima():
     maxima = u.abs().view(-1, 20).amax(1)
     whole = restored(cut(maxima))
     for rule, step, ranks in ((Rule.NORMAL, 3, (20, 30)), (Rule.LIST, 1, (20,))):
-        found = level_triton(rule, u, step, cut(maxima), 2, ranks, 3.0)
-        torch.testing.assert_close(found, level_torch(rule, u, step, whole, 2, ranks, 3.0))
+        found = find_threshold_triton(rule, u, step, cut(maxima), 2, ranks, 3.0)
+        torch.testing.assert_close(found, find_threshold_torch(rule, u, step, whole, 2, ranks, 3.0))
     many = torch.rand(9000, device=DEVICE)
-    found = level_triton(Rule.LIST, u[:64] + 9, 1, cut(many), 1, (50,))
-    assert torch.equal(found, level_torch(Rule.LIST, u[:64] + 9, 1, restored(cut(many)), 1, (50,)))
+    found = find_threshold_triton(Rule.LIST, u[:64] + 9, 1, cut(many), 1, (50,))
+    assert torch.equal(
+        found, find_threshold_torch(Rule.LIST, u[:64] + 9, 1, restored(cut(many)), 1, (50,))
+    )

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, globaltimer
 
-from gradwire.kernels.pieces import Table
+from gradwire.kernels.pieces import PieceTable
 from gradwire.kernels.triton.launch import overtakes
 from gradwire.kernels.triton.scan import TILE, scan_part
 
@@ -39,5 +39,5 @@ def test_it_waits_for_what_is_before_it(tiles):
         residual = torch.zeros(count, device=DEVICE)
         torch.cuda.synchronize()
         _late[(tiles,)](gradient, float(value), count, 300_000, TILE)
-        scan_part(residual, Table.whole(gradient, count, TILE), None, 64)
+        scan_part(residual, PieceTable.whole(gradient, count, TILE), None, 64)
         assert torch.equal(residual, torch.full_like(residual, value))

@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE, ON_GPU  # isort: skip
-from gradwire.kernels.bisect_list import halve_torch
-from gradwire.kernels.last_selection import Edge
+from gradwire.kernels.bisect_list import bisect_list_torch
+from gradwire.kernels.last_selection import LastSelection
 from gradwire.kernels.scan import scan_torch
 from gradwire.kernels.select import above_torch, topk_torch
-from gradwire.kernels.triton.bisect_list import halve_triton
+from gradwire.kernels.triton.bisect_list import bisect_list_triton
 from gradwire.kernels.triton.scan import scan_triton
 from gradwire.kernels.triton.select.entry import above_triton, topk_triton
 from gradwire.kernels.triton.select.strategy import BY_BINS
-from gradwire.kernels.triton.select.turns import BOUND, WAY
+from gradwire.kernels.triton.select.turns import BOUND, STRATEGY
 from gradwire.kernels.triton.workspace import workspace
 from gradwire.types import align
 from tests.kernels.test_topk import vector
@@ -24,13 +24,13 @@ YES = torch.ones((), dtype=torch.bool, device=DEVICE)
 class Steps:
     """The same steps by the kernels, whose scan clears what was sent, and by the reference."""
 
-    def __init__(self, size, k, group=64, dtype=torch.float32, rough=False):
-        self.size, self.k, self.group = align(size), k, group
-        self.edge = Edge(torch.device(DEVICE))
+    def __init__(self, size, k, block=64, dtype=torch.float32, rough=False):
+        self.size, self.k, self.block = align(size), k, block
+        self.edge = LastSelection(torch.device(DEVICE))
         self.mine = torch.zeros(self.size, device=DEVICE, dtype=dtype)
         self.theirs = self.mine.clone()
         kind = torch.int16 if rough else torch.float32
-        self.maxima = torch.zeros(self.size // group, dtype=kind, device=DEVICE)
+        self.maxima = torch.zeros(self.size // block, dtype=kind, device=DEVICE)
         self.sent = None
 
     def step(self, pieces, skipped=NO, k=None):
@@ -41,20 +41,20 @@ class Steps:
         sent = (self.edge, None if self.sent is None else skipped)
         if self.sent is not None and not bool(skipped):
             self.theirs[self.sent.long()] = 0
-        finite = scan_triton(self.mine, pieces, self.maxima, self.group, None, *sent)
-        other = torch.zeros(self.size // self.group, device=DEVICE)
-        assert bool(finite) == bool(scan_torch(self.theirs, pieces, other, self.group))
+        finite = scan_triton(self.mine, pieces, self.maxima, self.block, None, *sent)
+        other = torch.zeros(self.size // self.block, device=DEVICE)
+        assert bool(finite) == bool(scan_torch(self.theirs, pieces, other, self.block))
         assert torch.equal(self.mine, self.theirs)
         assert torch.equal(self.maxima, cut(other) if self.maxima.dtype == torch.int16 else other)
         indices, values, self.sent = self.choose(k)
         assert torch.equal(indices[: len(self.sent)], self.sent)
-        assert self.edge.explains(indices, values)
-        assert not self.edge.explains(indices.clone(), values)
+        assert self.edge.is_of(indices, values)
+        assert not self.edge.is_of(indices.clone(), values)
         assert not self.edge.counts.any(), "the counts must be zero for the next scan"
         return indices
 
     def choose(self, k):
-        indices, values = topk_triton(self.mine, k, self.maxima, self.group, self.edge)
+        indices, values = topk_triton(self.mine, k, self.maxima, self.block, self.edge)
         return indices, values, topk_torch(self.theirs, k)
 
 
@@ -63,10 +63,10 @@ def cut(maxima):
     return (maxima.view(torch.int32) >> 15).to(torch.int16)
 
 
-@pytest.mark.parametrize(("size", "k", "group"), [(9000, 20, 64), (3001, 30, 16)])
+@pytest.mark.parametrize(("size", "k", "block"), [(9000, 20, 64), (3001, 30, 16)])
 @pytest.mark.parametrize("rough", [False, True])
-def test_steps_of_training(size, k, group, rough):
-    run = Steps(size, k, group, rough=rough)
+def test_steps_of_training(size, k, block, rough):
+    run = Steps(size, k, block, rough=rough)
     torch.manual_seed(1)
     for _ in range(3):
         run.step(torch.randn(size))
@@ -121,8 +121,8 @@ def test_bf16_residual():
 @pytest.mark.skipif(not ON_GPU, reason="needs a GPU; the interpreter ran the small sizes")
 @pytest.mark.parametrize("density", [1e-4, 1e-3, 1e-2])
 def test_full_size(density):
-    group = 64 if density < 5e-3 else 16
-    run = Steps(25_557_032, int(25_557_032 * density), group, rough=density < 1e-3)
+    block = 64 if density < 5e-3 else 16
+    run = Steps(25_557_032, int(25_557_032 * density), block, rough=density < 1e-3)
     for _ in range(5):
         run.step(torch.randn(25_557_032, device=DEVICE))
 
@@ -150,11 +150,11 @@ def test_after_a_crowded_selection_the_last_edge_is_the_bound():
             assert bound == edges[-1] * 0.85
         else:
             assert bound < 3, "all a sample of the maxima can say: most winners are above 20"
-        edges.append(run.edge.words[0].cpu().view(torch.float32).clone())
+        edges.append(run.edge.record[0].cpu().view(torch.float32).clone())
         assert edges[-1] > 20
         if step or not ON_GPU:
             # A GPU has so many parts that one of them has no room for all of this layer at first.
-            assert header(WAY) == BY_BINS.value
+            assert header(STRATEGY) == BY_BINS.value
 
 
 def test_an_edge_that_fell_far_is_no_bound():
@@ -164,15 +164,15 @@ def test_an_edge_that_fell_far_is_no_bound():
         run.mine.zero_()
         run.theirs.zero_()
         run.step(small_layer(20_000, 400) * scale)
-        if scale == 1e-4 and not int(run.edge.words[2]):
+        if scale == 1e-4 and not int(run.edge.record[2]):
             fell = True
     assert fell, "after a selection with too few candidates the sample has its turn again"
 
 
-@pytest.mark.parametrize("group", [16, 32, 64])
-def test_groups_full_of_winners(group):
+@pytest.mark.parametrize("block", [16, 32, 64])
+def test_groups_full_of_winners(block):
     torch.manual_seed(10)
-    run = Steps(12_000, 200, group, rough=True)
+    run = Steps(12_000, 200, block, rough=True)
     for layer in (0, 9, 64, 300, 64, 3000):
         run.step(small_layer(12_000, layer))
 
@@ -182,7 +182,7 @@ class Thresholds(Steps):
 
     def choose(self, k):
         indices, values, count = above_triton(
-            self.mine, self.threshold, k, self.maxima, self.group, self.edge
+            self.mine, self.threshold, k, self.maxima, self.block, self.edge
         )
         theirs, _, number = above_torch(self.theirs, self.threshold, k)
         assert int(count) == int(number)
@@ -194,11 +194,11 @@ class Thresholds(Steps):
 
 
 @pytest.mark.parametrize(
-    ("kind", "group"),
+    ("kind", "block"),
     [("gaussian", 16), ("gaussian", 64), ("ties", 32), ("all equal", 16), ("small layer", 32)],
 )
-def test_what_passed_a_threshold_is_cleared(kind, group):
-    run = Thresholds(6000, 60, group, rough=kind != "ties")
+def test_what_passed_a_threshold_is_cleared(kind, block):
+    run = Thresholds(6000, 60, block, rough=kind != "ties")
     torch.manual_seed(11)
     for threshold in (2.9, 2.0, 4.0, 1e9, 0.5, 3.0, 0.0, 3.0):
         g = torch.randn(6000)
@@ -215,10 +215,10 @@ class Halvings(Steps):
     """Half of k or more of the 2k largest are sent."""
 
     def choose(self, k):
-        listed = topk_triton(self.mine, 2 * k, self.maxima, self.group, self.edge)
-        indices, values, count = halve_triton(self.mine, 1, *listed, k, self.edge)
+        listed = topk_triton(self.mine, 2 * k, self.maxima, self.block, self.edge)
+        indices, values, count = bisect_list_triton(self.mine, 1, *listed, k, self.edge)
         theirs = topk_torch(self.theirs, 2 * k)
-        where, _, number = halve_torch(self.theirs, 1, theirs, self.theirs[theirs.long()], k)
+        where, _, number = bisect_list_torch(self.theirs, 1, theirs, self.theirs[theirs.long()], k)
         assert int(count) == int(number)
         return indices, values, where[: int(number)]
 

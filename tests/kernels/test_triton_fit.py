@@ -5,10 +5,10 @@ import torch
 
 from tests.kernels.triton_device import DEVICE, gpu  # isort: skip
 from gradwire import kernels
-from gradwire.kernels.sidco import adapt_torch, fit_torch
+from gradwire.kernels.sidco import sidco_adapt_torch, sidco_fit_torch
 from gradwire.kernels.triton import sidco as module
 from gradwire.kernels.triton.select.turns import HEADER
-from gradwire.kernels.triton.sidco import adapt_triton, fit_triton
+from gradwire.kernels.triton.sidco import sidco_adapt_triton, sidco_fit_triton
 from gradwire.kernels.triton.workspace import workspace
 from gradwire.types import Memory
 from tests.compress.test_degenerate import INPUTS
@@ -21,8 +21,8 @@ MOST = 6
 def check(u, step, share, stages, most=MOST):
     """The reference, in fp64: in fp32 its running sum is off by 1e-5, or overflows."""
     u, stages = u.to(DEVICE), torch.tensor(stages, device=DEVICE)
-    found = fit_triton(u, step, share, stages, most)
-    expected = fit_torch(u.double(), step, share, stages, most)
+    found = sidco_fit_triton(u, step, share, stages, most)
+    expected = sidco_fit_torch(u.double(), step, share, stages, most)
     assert found.shape == ()
     assert found.dtype == torch.float32
     assert torch.isclose(found, expected, rtol=2e-6, atol=1e-44), (share, stages)
@@ -61,8 +61,8 @@ def test_adapt_is_the_reference():
         for call in range(25):
             n = (200, 270, 330, 400, 900)[call // 5]
             count = torch.tensor(n, dtype=torch.int32, device=DEVICE)
-            adapt_triton(*mine, count, 300, most)
-            adapt_torch(*theirs, count, 300, most)
+            sidco_adapt_triton(*mine, count, 300, most)
+            sidco_adapt_torch(*theirs, count, 300, most)
             for a, b in zip(mine, theirs, strict=True):
                 assert a.dtype == b.dtype
                 assert torch.isclose(a, b), call
@@ -73,8 +73,8 @@ def test_sidco_with_both(monkeypatch):
     for ours in (False, True):
         memory = Memory()
         if ours:
-            monkeypatch.setattr(kernels, "fit", fit_triton)
-            monkeypatch.setattr(kernels, "adapt", adapt_triton)
+            monkeypatch.setattr(kernels, "sidco_fit", sidco_fit_triton)
+            monkeypatch.setattr(kernels, "sidco_adapt", sidco_adapt_triton)
         counts.append([int(choose("sidco", u, 96, memory).count) for _ in range(7)])
         stages.append(int(memory["stages"]))
     assert counts[0] == counts[1]
@@ -88,4 +88,4 @@ def test_full_size(kind):
     for stages in range(1, MOST + 1):
         found = check(u, 47, 0.001, stages)
         at = torch.tensor(stages, device=DEVICE)
-        assert all(fit_triton(u, 47, 0.001, at, MOST) == found for _ in range(20))
+        assert all(sidco_fit_triton(u, 47, 0.001, at, MOST) == found for _ in range(20))

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE, gpu  # isort: skip
-from gradwire.kernels.bisect_list import halve_torch
-from gradwire.kernels.last_selection import Edge
+from gradwire.kernels.bisect_list import bisect_list_torch
+from gradwire.kernels.last_selection import LastSelection
 from gradwire.kernels.select import topk_torch
-from gradwire.kernels.triton.bisect_list import halve_triton
+from gradwire.kernels.triton.bisect_list import bisect_list_triton
 from gradwire.kernels.triton.select.entry import topk_triton
 from gradwire.kernels.triton.select.turns import HEADER
 from gradwire.kernels.triton.workspace import workspace
@@ -20,17 +20,17 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning"
 def check(u, k, step):
     """As the reference has it, the counters at rest, and the edge just behind what passed."""
     u = u.to(DEVICE)
-    edge = Edge(DEVICE)
+    edge = LastSelection(DEVICE)
     indices, values = topk_triton(u, min(2 * k, u.numel()), None, 0, edge)
-    found = halve_triton(u, step, indices, values, k, edge)
+    found = bisect_list_triton(u, step, indices, values, k, edge)
     # In fp32 the reference's sum may overflow.
-    expected = halve_torch(u.double(), step, indices, values, k)
+    expected = bisect_list_torch(u.double(), step, indices, values, k)
     for mine, other in zip(found, expected, strict=True):
         assert mine.dtype == other.dtype
         assert torch.equal(mine, other)
     assert not workspace(0, u.device)[0][: HEADER.value].any()
-    assert edge.explains(*found[:2])
-    bound, last, crowded = edge.words.tolist()
+    assert edge.is_of(*found[:2])
+    bound, last, crowded = edge.record.tolist()
     bits = u.float().abs().view(torch.int32)
     place = torch.arange(u.numel(), device=DEVICE)
     sent = (bits > bound) | ((bits == bound) & (place <= last))
@@ -68,7 +68,7 @@ def test_many_items_and_nobody_to_tell():
     u, k = draw("t3", 40_000).to(DEVICE), 9000
     indices = topk_torch(u, 2 * k)
     args = (u, 3, indices, u[indices.long()], k)
-    for mine, other in zip(halve_triton(*args), halve_torch(*args), strict=True):
+    for mine, other in zip(bisect_list_triton(*args), bisect_list_torch(*args), strict=True):
         assert torch.equal(mine, other)
 
 
@@ -80,6 +80,8 @@ def test_full_size(kind):
         check(u, k, 397)
         indices = topk_torch(u, 2 * k)
         args = (u, 397, indices, u[indices.long()], k)
-        first = halve_triton(*args)
+        first = bisect_list_triton(*args)
         for _ in range(20):
-            assert all(torch.equal(a, b) for a, b in zip(halve_triton(*args), first, strict=True))
+            assert all(
+                torch.equal(a, b) for a, b in zip(bisect_list_triton(*args), first, strict=True)
+            )

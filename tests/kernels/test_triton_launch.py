@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE  # isort: skip
-from gradwire.kernels.last_selection import Edge
+from gradwire.kernels.last_selection import LastSelection
 from gradwire.kernels.threshold import Rule
 from gradwire.kernels.triton import bisect_list, chunks, draw, launch, scatter, sidco, threshold
 from gradwire.kernels.triton import momentum as momentum_module
@@ -71,7 +71,7 @@ def test_another_key_is_another_compilation(launcher):
 @pytest.mark.parametrize("can", [False, True])
 def test_an_early_launch_tells_the_kernel(launcher, monkeypatch, can):
     monkeypatch.setattr(launch, "overtakes", lambda device: can)
-    early = Launcher(Kernel(), early=True, num_warps=4)
+    early = Launcher(Kernel(), overlap_launch=True, num_warps=4)
     for _ in range(2):
         early(3, "key", torch.zeros(1), 1, 2)
     options = {"num_warps": 4} | ({"launch_pdl": True} if can else {})
@@ -79,16 +79,16 @@ def test_an_early_launch_tells_the_kernel(launcher, monkeypatch, can):
     assert early._kernel.reused[0][-3:] == (1, 2, can)
 
 
-def scan(pieces, maxima, group=32, unscale=None):
+def scan(pieces, maxima, block=32, unscale=None):
     residual = torch.zeros(8192, device=DEVICE)
-    scan_module.scan_triton(residual, pieces, maxima, group, unscale)
+    scan_module.scan_triton(residual, pieces, maxima, block, unscale)
 
 
-def momentum(pieces, maxima, group=32, unscale=None, nesterov=False):
+def momentum(pieces, maxima, block=32, unscale=None, nesterov=False):
     residual = torch.zeros(8192, device=DEVICE)
     velocity = torch.zeros(8192, device=DEVICE)
     momentum_module.momentum_triton(
-        residual, velocity, pieces, maxima, group, 0.9, unscale, nesterov
+        residual, velocity, pieces, maxima, block, 0.9, unscale, nesterov
     )
 
 
@@ -103,7 +103,7 @@ def test_whatever_changes_the_code_changes_the_key(module, call, monkeypatch):
     call([(0, whole)], None)
     call([(0, shifted)], maxima)
     call([(0, whole.bfloat16())], maxima)
-    call([(0, whole)], maxima, group=16)
+    call([(0, whole)], maxima, block=16)
     call([(0, whole)], maxima, unscale=one)
     call([(0, whole[:64]), (128, whole[64:200])], maxima)
     call([(0, shifted[:64]), (128, shifted[64:200])], maxima)
@@ -126,14 +126,14 @@ def test_the_keys_of_chunks(monkeypatch):
     room, maxima = torch.zeros(8193, device=DEVICE), torch.zeros(513, device=DEVICE)
     whole, shifted = room[:-1], room[1:]
 
-    def call(u=whole, chunk=4096, each=4, maxima=maxima[:-1], group=64):
-        chunks.chunks_triton(u, chunk, each, 0, maxima, group)
+    def call(u=whole, chunk=4096, each=4, maxima=maxima[:-1], block=64):
+        chunks.chunks_triton(u, chunk, each, 0, maxima, block)
 
     call()
     call(each=5)
     call(each=16)
     call(chunk=2048)
-    call(group=32)
+    call(block=32)
     call(shifted)
     call(maxima=maxima[1:])
     call(whole.bfloat16())
@@ -211,7 +211,7 @@ def test_the_keys_of_thresholds(monkeypatch):
         assert len(set(keys)) == len(keys) == len(variants)
 
     def level(rule, u=whole, maxima=whole, every=1, far=whole):
-        threshold.level_triton(rule, u, 3, maxima, every, (1, 2), 1.0, far)
+        threshold.find_threshold_triton(rule, u, 3, maxima, every, (1, 2), 1.0, far)
 
     half, other = whole.bfloat16(), (whole, 1, shifted)
     distinct(
@@ -219,18 +219,18 @@ def test_the_keys_of_thresholds(monkeypatch):
         (Rule.HALVES, half), (Rule.HALVES, whole, shifted), (Rule.HALVES, whole, whole, 2),
         (Rule.HALVES, whole, *other), (Rule.HALVES, whole, whole, 1, half), (Rule.LIST, half),
     )  # fmt: skip
-    e = Edge(DEVICE)
+    e = LastSelection(DEVICE)
     distinct(
-        lambda u, i, v, *edge: bisect_list.halve_triton(u, 3, i, v, 20, *edge),
+        lambda u, i, v, *edge: bisect_list.bisect_list_triton(u, 3, i, v, 20, *edge),
         (whole, places[:40], whole[:40]), (shifted, places[:40], whole[:40]),
         (whole, places[1:], whole[:40]), (whole, places[:40], shifted[:40]),
         (whole, places[:40], whole[:40], e), (half, places[:40], half[:40]),
     )  # fmt: skip
     distinct(
-        lambda u, at, step=1: sidco.fit_triton(u, step, 0.1, at, 3),
+        lambda u, at, step=1: sidco.sidco_fit_triton(u, step, 0.1, at, 3),
         (whole, two[0]), (shifted, two[0]), (whole, two[1]), (half, two[0]), (whole, two[0], 8),
     )  # fmt: skip
     distinct(
-        lambda u, kept: threshold.once_triton(kept, u, 3, 1.0),
+        lambda u, kept: threshold.first_threshold_triton(kept, u, 3, 1.0),
         (whole, room[0]), (shifted, room[0]), (whole, room[1]), (half, room[0]),
     )  # fmt: skip

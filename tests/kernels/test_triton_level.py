@@ -6,10 +6,10 @@ import torch
 from tests.kernels.triton_device import DEVICE, gpu  # isort: skip
 import gradwire
 from gradwire import kernels
-from gradwire.kernels.threshold import Rule, level_torch
+from gradwire.kernels.threshold import Rule, find_threshold_torch
 from gradwire.kernels.triton import threshold as module
 from gradwire.kernels.triton.select.turns import HEADER
-from gradwire.kernels.triton.threshold import MOST, TILE, level_triton
+from gradwire.kernels.triton.threshold import MOST, TILE, find_threshold_triton
 from gradwire.kernels.triton.workspace import workspace
 from tests.compress.test_degenerate import INPUTS, K
 from tests.compress.test_selectors import EXACT, choose
@@ -27,7 +27,7 @@ DATA = {
 
 
 def both(*args):
-    found, expected = (f(*args) for f in (level_triton, level_torch))
+    found, expected = (f(*args) for f in (find_threshold_triton, find_threshold_torch))
     at_rest = workspace(0, found.device)[0][: HEADER.value]
     assert not at_rest.any()
     assert found.shape == expected.shape == ()
@@ -72,15 +72,15 @@ SHAPES = {
 @pytest.mark.parametrize("rule", [Rule.NORMAL, Rule.LADDER, Rule.HALVES])
 def test_rules_are_those_of_the_reference(shape, rule):
     torch.manual_seed(3)
-    n, group = 64 * 5003, 64
+    n, block = 64 * 5003, 64
     u = SHAPES[shape](n).to(DEVICE)
-    maxima = u.abs().float().view(-1, group).amax(1)
+    maxima = u.abs().float().view(-1, block).amax(1)
     for every, ranks in ((1, (40, 50)), (3, (30, 900)), (2, (2502, 2600))):
         counted = ranks if rule == Rule.NORMAL else ranks[:1]
         rest = (19, maxima, every, counted, 3.3, maxima)
         found = both(rule, u, *rest)[0]
         # In fp32 the reference's squares and sums may overflow, or vanish.
-        expected = level_torch(rule, u.double(), *rest)
+        expected = find_threshold_torch(rule, u.double(), *rest)
         sure = maxima[::every].sort(descending=True).values[ranks[0] - 1 :][:1]
         assert 0 <= found <= sure.sum()
         assert torch.isclose(found, expected, rtol=1e-5, atol=1e-44), (every, ranks)
@@ -105,7 +105,7 @@ def test_the_smallest_of_a_list_and_the_largest_of_all_by_two_programs(monkeypat
 
 @pytest.mark.parametrize("method", EXACT)
 def test_methods_find_what_topk_finds(method, monkeypatch):
-    monkeypatch.setattr(kernels, "level", level_triton)
+    monkeypatch.setattr(kernels, "find_threshold", find_threshold_triton)
     inputs = {name: u.to(DEVICE) for name, u in INPUTS.items()}
     for name, u in inputs.items():
         expected = gradwire.compress(u, k=K)
@@ -128,4 +128,4 @@ def test_full_size(rule):
     args = (rule, u, 8443, maxima, 1103, ranks, 3.29, maxima)
     found, expected = both(*args)
     assert torch.isclose(found, expected, rtol=1e-4)
-    assert all(torch.equal(level_triton(*args), found) for _ in range(20))
+    assert all(torch.equal(find_threshold_triton(*args), found) for _ in range(20))

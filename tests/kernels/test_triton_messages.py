@@ -5,10 +5,10 @@ import torch
 
 from tests.kernels.triton_device import DEVICE, gpu, same  # isort: skip
 from gradwire.encode import Encoding, encode
-from gradwire.kernels.messages import decode_torch
+from gradwire.kernels.messages import mean_of_messages_torch
 from gradwire.kernels.scatter import settle_torch
 from gradwire.kernels.side_stream import LARGE, Target
-from gradwire.kernels.triton.messages import SPAN, WIDE, decode_triton
+from gradwire.kernels.triton.messages import SPAN, WIDE, mean_of_messages_triton
 from gradwire.kernels.triton.scatter import settle_triton
 from gradwire.types import Sparse, align
 
@@ -52,7 +52,7 @@ def decoded(stack, message):
     mine = message.sparse
     common = mine.indices if mine.common else None
     args = (stack, message.buffer, mine.size, mine.capacity, message.encoding.dtype, common)
-    (a, ok_a), (b, ok_b) = decode_torch(*args), decode_triton(*args)
+    (a, ok_a), (b, ok_b) = mean_of_messages_torch(*args), mean_of_messages_triton(*args)
     assert ok_b.dtype == torch.bool
     assert torch.equal(ok_a, ok_b)
     assert same(a, b)
@@ -94,8 +94,8 @@ def test_the_mean_goes_into_pieces(lengths, gap, usable, zeroed):
     stack, message = gathered(size, 500, 3)
     stack[1].view(torch.int32)[4] = int(usable)
     args = (stack, message.buffer, size, 500, torch.float32)
-    mean, _ = decode_torch(*args)
-    for version in (decode_torch, decode_triton):
+    mean, _ = mean_of_messages_torch(*args)
+    for version in (mean_of_messages_torch, mean_of_messages_triton):
         buffer.fill_(7)
         target = Target(size, buffer.device, pieces)
         if zeroed:
@@ -119,10 +119,10 @@ def test_the_mean_where_it_is_zero_already(size, usable):
     target.out.fill_(7)
     target.zero()
     assert not target.out.any()
-    mean, ok = decode_triton(*args, None, target)
+    mean, ok = mean_of_messages_triton(*args, None, target)
     assert mean is target.out
     assert bool(ok) == usable
-    assert same(mean, decode_torch(*args)[0])
+    assert same(mean, mean_of_messages_torch(*args)[0])
 
 
 @gpu
@@ -162,7 +162,7 @@ def test_an_index_outside_touches_nothing():
 def test_indices_out_of_order_touch_nothing_outside():
     stack, message = gathered(1000, 10, 2)
     stack[1].view(torch.int32)[8 + 4] = 2**31 - 1
-    mean, ok = decode_triton(stack, message.buffer, 1000, 10, torch.float32)
+    mean, ok = mean_of_messages_triton(stack, message.buffer, 1000, 10, torch.float32)
     assert bool(ok)
     assert bool(mean.isfinite().all())
 

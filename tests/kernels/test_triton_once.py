@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE  # isort: skip
-from gradwire.kernels.threshold import once_torch
-from gradwire.kernels.triton.threshold import once_triton
+from gradwire.kernels.threshold import first_threshold_torch
+from gradwire.kernels.triton.threshold import first_threshold_triton
 from tests.compress.test_degenerate import INPUTS
 from tests.distributions import draw
 
@@ -17,9 +17,9 @@ def test_the_first_u_that_is_not_zero(name):
     for step in (1, 7):
         mine, theirs = torch.zeros((), device=DEVICE), torch.zeros((), device=DEVICE)
         for vector in (torch.zeros_like(u), u, -3 * u):
-            found = once_triton(mine, vector, step, 0.125)
+            found = first_threshold_triton(mine, vector, step, 0.125)
             # In fp32 the reference's squares may overflow, or vanish.
-            expected = once_torch(theirs, vector.double(), step, 0.125)
+            expected = first_threshold_torch(theirs, vector.double(), step, 0.125)
             assert torch.isclose(mine, theirs, rtol=1e-6, atol=1e-44)
             assert found.shape == expected.shape == ()
             assert found == torch.nextafter(mine, torch.zeros_like(mine))
@@ -29,5 +29,5 @@ def test_the_first_u_that_is_not_zero(name):
 def test_what_is_kept_stays():
     kept = torch.tensor(0.3, device=DEVICE)
     u = torch.full((9,), float("nan"), device=DEVICE)
-    assert once_triton(kept, u, 1, 1.0) == once_torch(kept.clone(), u, 1, 1.0)
+    assert first_threshold_triton(kept, u, 1, 1.0) == first_threshold_torch(kept.clone(), u, 1, 1.0)
     assert kept == torch.tensor(0.3)

@@ -1,4 +1,4 @@
-"""Gaussian_k's threshold from what the scan counted: between the bounds of k and 1.25 k groups."""
+"""Gaussian_k's threshold from what the scan counted: between the bounds of k and 1.25 k blocks."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from gradwire.compress.gaussiank import gaussiank
 from gradwire.kernels.select import topk_torch
 from gradwire.kernels.triton.scan import scan_triton
 from gradwire.kernels.triton.select.entry import above_triton, quantile_triton
-from gradwire.kernels.triton.select.sizes import UNIT, plan, processors
+from gradwire.kernels.triton.select.sizes import UNIT, launch_sizes, processors
 from gradwire.kernels.triton.select.turns import BOUND
 from gradwire.types import Memory, Scan
 from tests.kernels.test_topk import vector
@@ -25,7 +25,7 @@ class Quantiles(Steps):
 
     def choose(self, k):
         zero = torch.zeros((), device=DEVICE)
-        known = (self.maxima, self.group, self.edge)
+        known = (self.maxima, self.block, self.edge)
         if self.edge.has_counts:
             found = quantile_triton(self.mine, self.scale, k, *known)
         else:
@@ -53,14 +53,14 @@ def test_whatever_the_quantile_the_k_largest_are_found(kind, scale):
 def test_the_bound_is_the_quantile_held_between_two_counts(scale, few):
     """Of 0.1 the lower of these, of 40 the upper one."""
     torch.manual_seed(2)
-    k, group = 100, 32
-    run = Quantiles(SIZE, k, group, rough=True)
+    k, block = 100, 32
+    run = Quantiles(SIZE, k, block, rough=True)
     run.scale = scale
     run.step(torch.randn(SIZE))
     run.step(torch.randn(SIZE))
-    p = plan(SIZE, k, group, processors(DEVICE))
+    p = launch_sizes(SIZE, k, block, processors(DEVICE))
     units = torch.tensor(counted_units(SIZE, few))
-    seen = run.maxima.cpu().view(-1, UNIT // group)[units].flatten().int() & 0xFFFF
+    seen = run.maxima.cpu().view(-1, UNIT // block)[units].flatten().int() & 0xFFFF
     seen = seen.sort(descending=True).values << 15
     sure, low = int(seen[p.counted - 1]), int(seen[p.loose - 1])
     assert low < sure

@@ -5,7 +5,7 @@ import torch
 
 from tests.kernels.triton_device import DEVICE, gpu, same  # isort: skip
 from gradwire.kernels.momentum import momentum_torch
-from gradwire.kernels.pieces import runs, table
+from gradwire.kernels.pieces import piece_tables, runs
 from gradwire.kernels.scan import scan_torch
 from gradwire.kernels.triton.momentum import momentum_triton
 from gradwire.kernels.triton.scan import TILE, scan_triton
@@ -37,14 +37,14 @@ def problem(layout, dtype, missing=None, shift=0, bad=None):
     return residual.to(DEVICE), pieces
 
 
-def both(reference, version, residual, pieces, group, maxima, *more, velocity=None):
+def both(reference, version, residual, pieces, block, maxima, *more, velocity=None):
     """The two versions on copies; everything they touched must agree."""
     outcomes = []
     for op in (reference, version):
         u = residual.clone()
         state = [] if velocity is None else [velocity.clone()]
-        out = torch.full((u.numel() // group,), -1.0, device=DEVICE) if maxima else None
-        finite = op(u, *state, pieces, out, group, *more)
+        out = torch.full((u.numel() // block,), -1.0, device=DEVICE) if maxima else None
+        finite = op(u, *state, pieces, out, block, *more)
         assert finite.dtype == torch.bool
         outcomes.append([u, finite, *state, *([out] if maxima else [])])
     assert all(same(a, b) for a, b in zip(*outcomes, strict=True))
@@ -53,12 +53,12 @@ def both(reference, version, residual, pieces, group, maxima, *more, velocity=No
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", [FP32, BF16, FP16])
-@pytest.mark.parametrize("group", [16, 64])
-def test_scan_equals_reference(layout, dtype, group):
+@pytest.mark.parametrize("block", [16, 64])
+def test_scan_equals_reference(layout, dtype, block):
     for shift in (0, 1):
         residual, pieces = problem(layout, dtype, shift=shift)
-        assert both(scan_torch, scan_triton, residual, pieces, group, True)
-        assert both(scan_torch, scan_triton, residual, pieces, group, False)
+        assert both(scan_torch, scan_triton, residual, pieces, block, True)
+        assert both(scan_torch, scan_triton, residual, pieces, block, False)
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
@@ -134,10 +134,10 @@ def test_slices_that_follow_each_other_are_one_run():
 def test_any_number_of_pieces_is_one_launch_and_its_table_is_made_once():
     residual, pieces = problem("ugly", FP32)
     where = residual.numel(), residual.device
-    first = table(*where, pieces, True, TILE)
+    first = piece_tables(*where, pieces, True, TILE)
     assert len(first) == 1
-    assert table(*where, pieces, True, TILE)[0] is first[0]
-    assert table(*where, pieces[1:], True, TILE)[0] is not first[0]
+    assert piece_tables(*where, pieces, True, TILE)[0] is first[0]
+    assert piece_tables(*where, pieces[1:], True, TILE)[0] is not first[0]
 
 
 @gpu

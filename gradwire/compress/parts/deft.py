@@ -43,7 +43,7 @@ def deft(u: Tensor, k: int, memory: Memory, scan: Scan | None = None) -> Sparse:
         maxima = scan.maxima.view(rows.shape[0], -1).amax(dim=1)
     else:
         maxima = rows.abs().amax(dim=1)
-    found = kernels.largest(u, bounds, wanted, room, maxima, ALIGN)
+    found = kernels.largest_in_pieces(u, bounds, wanted, room, maxima, ALIGN)
     return Sparse(*found, u.numel())
 
 

@@ -12,11 +12,18 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire.kernels.bisect_list import HALVINGS
-from gradwire.kernels.last_selection import Edge
-from gradwire.kernels.triton.bits import magnitude
+from gradwire.kernels.last_selection import LastSelection
+from gradwire.kernels.triton.bits import load_shared, magnitude
 from gradwire.kernels.triton.launch import Launcher, aligned
-from gradwire.kernels.triton.select.strategy import look
-from gradwire.kernels.triton.select.turns import DONE, finish, leave, take, wait
+from gradwire.kernels.triton.select.turns import (
+    CROWDED,
+    DONE,
+    LAST_INDEX,
+    finish,
+    next_ticket,
+    reset_counters,
+    wait,
+)
 from gradwire.kernels.triton.workspace import workspace
 
 TILE = tl.constexpr(512)
@@ -28,7 +35,7 @@ EXTREMES = tl.constexpr(0)
 SEARCH = tl.constexpr(1)
 TEST = tl.constexpr(2)
 WRITE = tl.constexpr(3)
-# Words of scratch: 16 edges, then what is known, then 16 words an item, then one.
+# Words of scratch: 16 edges, then what is known, then 16 record an item, then one.
 WHAT = tl.constexpr(16)
 LOW = tl.constexpr(17)
 SHIFT = tl.constexpr(18)
@@ -124,8 +131,8 @@ def _span(scratch, ITEMS: tl.constexpr):
 @triton.jit
 def _tests(scratch, low):
     """The edges of the 14 tests on the way to what k/2 entries reach, `low`; and that itself."""
-    mean = look(scratch + MEAN).to(tl.float32, bitcast=True)
-    span = look(scratch + TOP).to(tl.float32, bitcast=True) - mean
+    mean = load_shared(scratch + MEAN).to(tl.float32, bitcast=True)
+    span = load_shared(scratch + TOP).to(tl.float32, bitcast=True) - mean
     goal = (low.to(tl.float32, bitcast=True) - mean) / span
     # Of what is no number it is 0.
     goal = tl.where(goal > 0, tl.minimum(goal, 1.0), 0.0)
@@ -140,7 +147,7 @@ def _tests(scratch, low):
 
 
 @triton.jit
-def _settle(scratch, count, words, k, counts, n, ITEMS: tl.constexpr):
+def _settle(scratch, count, record, k, counts, n, ITEMS: tl.constexpr):
     """The first test that stops the search, or what k/2 entries reach; each item's place."""
     column = tl.arange(0, 16)
     edges = tl.load(scratch + column, cache_modifier=".cg")
@@ -158,17 +165,17 @@ def _settle(scratch, count, words, k, counts, n, ITEMS: tl.constexpr):
     tl.store(scratch + FOUND, found)
     tl.store(scratch + WHAT, WRITE)
     tl.store(count, found)
-    if words is not None:
+    if record is not None:
         # Otherwise the whole list passes, and its edge is right.
-        if least - 1 >= tl.load(words):
-            tl.store(words, least - 1)
-            tl.store(words + 1, -1)
+        if least - 1 >= tl.load(record):
+            tl.store(record, least - 1)
+            tl.store(record + LAST_INDEX, -1)
             # It says nothing of where the next 2k entries end.
-            tl.store(words + 2, 0)
+            tl.store(record + CROWDED, 0)
 
 
 @triton.jit
-def _decide(scratch, count, words, k, what, ITEMS: tl.constexpr):
+def _decide(scratch, count, record, k, what, ITEMS: tl.constexpr):
     """What the last item of a phase does: prepares the next."""
     if what == EXTREMES:
         _span(scratch, ITEMS)
@@ -178,8 +185,8 @@ def _decide(scratch, count, words, k, what, ITEMS: tl.constexpr):
         counts = tl.load(there, cache_modifier=".cg")
         n = tl.sum(counts, axis=0)
         if what == SEARCH:
-            low = look(scratch + LOW)
-            shift = look(scratch + SHIFT)
+            low = load_shared(scratch + LOW)
+            shift = load_shared(scratch + SHIFT)
             low += tl.sum((n >= k - k // 2).to(tl.int32)) << shift
             tl.debug_barrier()
             if shift > 0:
@@ -187,25 +194,25 @@ def _decide(scratch, count, words, k, what, ITEMS: tl.constexpr):
             else:
                 _tests(scratch, low)
         else:
-            _settle(scratch, count, words, k, counts, n, ITEMS)
+            _settle(scratch, count, record, k, counts, n, ITEMS)
 
 
 @triton.jit(do_not_specialize=["size", "step", "n", "room", "k"])
 def _halve(
-    where, passed, count, work, scratch, u, indices, values, words, size, step, n, room, k,
+    where, passed, count, work, scratch, u, indices, values, record, size, step, n, room, k,
     ITEMS: tl.constexpr,
 ):  # fmt: skip
     share = tl.cdiv(room, ITEMS).to(tl.int64)
     busy = size >= 0
     while busy:
-        number = take(work)
+        number = next_ticket(work)
         phase = number // ITEMS
         item = number % ITEMS
         wait(work, phase * (ITEMS + 1))
         first = item * share
         last = tl.minimum(first + share, room)
         mine = scratch + TABLE + item * 16
-        what = tl.where(phase == 0, EXTREMES, look(scratch + WHAT))
+        what = tl.where(phase == 0, EXTREMES, load_shared(scratch + WHAT))
         # Every program ends with one item of the last phase: there are as many.
         busy = what != WRITE
         if busy:
@@ -216,33 +223,38 @@ def _halve(
             tl.debug_barrier()
             done = tl.atomic_add(work + DONE, 1, sem="acq_rel")
             if done == phase * (ITEMS + 1) + ITEMS - 1:
-                _decide(scratch, count, words, k, what, ITEMS)
+                _decide(scratch, count, record, k, what, ITEMS)
                 finish(work)
         else:
-            base = look(scratch + TABLE + ITEMS * 16 + item)
-            _write(where, passed, indices, values, look(scratch + LEAST), base, first, last)
-            _pad(where, passed, look(scratch + FOUND), room, size, item, ITEMS)
-    leave(work)
+            base = load_shared(scratch + TABLE + ITEMS * 16 + item)
+            _write(where, passed, indices, values, load_shared(scratch + LEAST), base, first, last)
+            _pad(where, passed, load_shared(scratch + FOUND), room, size, item, ITEMS)
+    reset_counters(work)
 
 
 _launch = Launcher(_halve, num_warps=8, enable_fp_fusion=False)
 
 
-def halve_triton(
-    u: Tensor, step: int, indices: Tensor, values: Tensor, k: int, edge: Edge | None = None
+def bisect_list_triton(
+    u: Tensor,
+    step: int,
+    indices: Tensor,
+    values: Tensor,
+    k: int,
+    last_selection: LastSelection | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `halve`. About ten phases, in each of which the values, 4 bytes an entry, are read."""
+    """See `bisect_list`. Reads the values, 4 bytes an entry, in each of about ten phases."""
     room = indices.numel()
     where, passed = torch.empty_like(indices), torch.empty_like(values)
     count = torch.empty((), dtype=torch.int32, device=u.device)
     items = 128 if room > 1 << 14 else 8
     work, scratch = workspace(32 + 17 * items, u.device)
-    words = None if edge is None else edge.words
-    key = (items, u.dtype, edge is None, *aligned(u, indices, values))
+    record = None if last_selection is None else last_selection.record
+    key = (items, u.dtype, last_selection is None, *aligned(u, indices, values))
     _launch(
-        items, key, u, where, passed, count, work, scratch, u, indices, values, words, u.numel(),
+        items, key, u, where, passed, count, work, scratch, u, indices, values, record, u.numel(),
         step, -(-u.numel() // step), room, k, items,
     )  # fmt: skip
-    if edge is not None:
-        edge.chose(where, passed)
+    if last_selection is not None:
+        last_selection.remember(where, passed)
     return where, passed, count

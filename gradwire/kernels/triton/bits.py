@@ -1,4 +1,4 @@
-"""Magnitudes as bits: positive floats sort as their bits do."""
+"""Magnitudes as bits, and words that programs share. Positive floats sort as their bits do."""
 
 import triton
 import triton.language as tl
@@ -25,8 +25,14 @@ def rounded(x, DTYPE: tl.constexpr):
 
 @triton.jit
 def bits_of(maximum):
-    """The bits of a group maximum: its own, or the first 16 after the sign where only those are."""
+    """The bits of a block maximum: its own, or the first 16 after the sign where only those are."""
     if maximum.dtype == tl.int16:
         return (maximum.to(tl.int32) & 0xFFFF) << 15
     else:
         return magnitude(maximum)
+
+
+@triton.jit
+def load_shared(word):
+    """Load a word that another program of this launch may have written."""
+    return tl.load(word, cache_modifier=".cg")

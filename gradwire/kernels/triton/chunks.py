@@ -1,4 +1,4 @@
-"""chunks on CUDA: one launch, a warp for the few groups that can win, a block for a whole chunk.
+"""chunks on CUDA: one launch, a warp for the few blocks that can win, a block for a whole chunk.
 
 With maxima and few winners a chunk, a program of one warp takes several chunks: nothing waits at a
 barrier, and the loads of many such programs are in flight at once. Otherwise a program takes one
@@ -13,7 +13,7 @@ from torch import Tensor
 from gradwire.kernels.chunks import FEW, chunks_torch
 from gradwire.kernels.triton.bits import magnitude
 from gradwire.kernels.triton.launch import Launcher
-from gradwire.kernels.triton.order import cells, order
+from gradwire.kernels.triton.order import order, tile_entries
 
 TILE = 512
 """Entries, or maxima, that a program of one warp holds: more winners a chunk, fewer chunks."""
@@ -47,25 +47,25 @@ def _best(keys, EACH: tl.constexpr, ROOM: tl.constexpr):
 @triton.jit(do_not_specialize=["size", "chunk", "rows", "last"])
 def _few(
     u, maxima, indices, values, size, chunk, rows, last,
-    EACH: tl.constexpr, ROOM: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
+    EACH: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
     SIDE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * SIDE + tl.arange(0, SIDE)
     start = row.to(tl.int64) * chunk
     length = tl.minimum(tl.maximum(size - start, 0), chunk).to(tl.int32)[:, None]
-    # Groups first: a winner's group has one of the EACH largest maxima.
-    g = tl.arange(0, GROUPS)[None, :]
-    there = g * GROUP < length
-    largest = tl.load(maxima + (start // GROUP)[:, None] + g, mask=there, other=0)
+    # Groups first: a winner's block has one of the EACH largest maxima.
+    g = tl.arange(0, BLOCKS)[None, :]
+    there = g * BLOCK < length
+    largest = tl.load(maxima + (start // BLOCK)[:, None] + g, mask=there, other=0)
     keys = tl.where(there, _keys(magnitude(largest), g, 0), -1)
-    groups = _best(keys, EACH, ROOM)
-    begin = tl.where(groups >= 0, _place(groups) * GROUP, chunk)[:, :, None]
-    place = begin + tl.arange(0, GROUP)[None, None, :]
+    blocks = _best(keys, EACH, ROOM)
+    begin = tl.where(blocks >= 0, _place(blocks) * BLOCK, chunk)[:, :, None]
+    place = begin + tl.arange(0, BLOCK)[None, None, :]
     inside = place < length[:, :, None]
     entry = tl.load(u + start[:, None, None] + place, mask=inside, other=0).to(tl.float32)
     raw = entry.to(tl.int32, bitcast=True)
     keys = tl.where(inside, _keys(raw & 0x7FFFFFFF, place, (raw >> 31) & 1), -1)
-    chosen = _best(tl.reshape(keys, (SIDE, ROOM * GROUP)), EACH, ROOM)
+    chosen = _best(tl.reshape(keys, (SIDE, ROOM * BLOCK)), EACH, ROOM)
     wanted = tl.where(row < rows, EACH, tl.where(row == rows, last, 0))[:, None]
     real = tl.arange(0, ROOM)[None, :] < wanted
     spot = _place(chosen)
@@ -89,7 +89,7 @@ def _many(u, indices, values, size, chunk, rows, each, last, LINES: tl.constexpr
     start = row.to(tl.int64) * chunk
     length = tl.minimum(size - start, chunk).to(tl.int32)
     wanted = tl.where(row < rows, each, last)
-    e = cells(LINES, wanted)
+    e = tile_entries(LINES, wanted)
     inside = e < length
     raw = tl.load(u + start + e, mask=inside, other=0).to(tl.float32).to(tl.int32, bitcast=True)
     bits = tl.where(inside, raw & 0x7FFFFFFF, -1)
@@ -122,12 +122,12 @@ _launch_many = {warps: Launcher(_many, num_warps=warps) for warps in (1, 2, 4, 8
 
 
 def chunks_triton(
-    u: Tensor, chunk: int, each: int, last: int, maxima: Tensor | None = None, group: int = 0
+    u: Tensor, chunk: int, each: int, last: int, maxima: Tensor | None = None, block: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """See `chunks`. Moves 4 / group bytes an entry and 4 group + 8 a winner, or 4 an entry."""
+    """See `chunks`. Moves 4 / block bytes an entry and 4 block + 8 a winner, or 4 an entry."""
     size = u.numel()
     rows = size // chunk
-    few = maxima is not None and _groups_help(chunk, each, last, group)
+    few = maxima is not None and _blocks_help(chunk, each, last, block)
     if chunk > WIDEST and not few:
         return chunks_torch(u, chunk, each, last)
     room = rows * each + last
@@ -137,12 +137,12 @@ def chunks_triton(
         return indices, values
     many = rows + (last > 0)
     if maxima is not None and few:
-        wide, groups = _power(each), _power(chunk // group)
-        side = max(1, TILE // max(wide * group, groups))
-        key = (each, group, groups, side, u.dtype, u.data_ptr() % 16, maxima.data_ptr() % 16)
+        wide, blocks = _power(each), _power(chunk // block)
+        side = max(1, TILE // max(wide * block, blocks))
+        key = (each, block, blocks, side, u.dtype, u.data_ptr() % 16, maxima.data_ptr() % 16)
         _launch_few(
             -(-many // side), key, u, u, maxima, indices, values, size, chunk, rows, last,
-            each, wide, group, groups, side,
+            each, wide, block, blocks, side,
         )  # fmt: skip
         return indices, values
     lines = max(1, _power(chunk) // 128)
@@ -153,10 +153,10 @@ def chunks_triton(
     return indices, values
 
 
-def _groups_help(chunk: int, each: int, last: int, group: int) -> bool:
-    """Whether few groups of a chunk, known by their maxima, hold all its winners."""
-    whole = chunk % group == 0 and group == _power(group) and chunk // group <= TILE
-    return whole and last <= each <= FEW and 2 * each * group <= chunk
+def _blocks_help(chunk: int, each: int, last: int, block: int) -> bool:
+    """Whether few blocks of a chunk, known by their maxima, hold all its winners."""
+    whole = chunk % block == 0 and block == _power(block) and chunk // block <= TILE
+    return whole and last <= each <= FEW and 2 * each * block <= chunk
 
 
 def _power(n: int) -> int:

@@ -15,7 +15,7 @@ from gradwire.kernels.draw import ROUNDS, grid
 from gradwire.kernels.side_stream import pays
 from gradwire.kernels.triton.hashing import splitmix64_golden
 from gradwire.kernels.triton.launch import Launcher
-from gradwire.kernels.triton.select.turns import FINE, MAX_ITEMS, look_back, take
+from gradwire.kernels.triton.select.turns import FINE, MAX_ITEMS, look_back, next_ticket
 
 MEAN = 16
 """Entries a bucket, on average."""
@@ -83,7 +83,7 @@ def _rank(
     ITEMS: tl.constexpr, STEPS: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
     """The entries of `share` buckets, in order to their places."""
-    item = take(work)
+    item = next_ticket(work)
     if item == 0:
         tl.store(draws, tl.load(draws) + 1)
     first = item * share

@@ -38,14 +38,14 @@ class Launcher:
     arguments are None and which addresses are not multiples of 16. Integer arguments must be in the
     kernel's do_not_specialize.
 
-    early: the kernel is launched while the one before it still runs, where the device can do that,
+    overlap_launch: the kernel is launched while the one before it runs, where the device can do it,
     which saves a microsecond. Its last argument, a constexpr that is given here, says so: it must
     then call `gdc_wait` before it touches memory.
     """
 
-    def __init__(self, kernel: Any, early: bool = False, **options: Any) -> None:
+    def __init__(self, kernel: Any, overlap_launch: bool = False, **options: Any) -> None:
         self._kernel = kernel
-        self._early = early
+        self._overlap_launch = overlap_launch
         self._options = options
         self._compiled: dict[Hashable, Any] = {}
 
@@ -55,12 +55,12 @@ class Launcher:
         if device >= 0 and device != torch._C._cuda_getDevice():
             with torch.cuda.device(device):
                 return self(grid, key, on, *args)
-        if self._early:
+        if self._overlap_launch:
             args = (*args, overtakes(device))
         compiled = self._compiled.get((device, key))
         if compiled is None:
             # Triton's interpreter returns None, and nothing is kept.
-            early = {"launch_pdl": True} if self._early and overtakes(device) else {}
+            early = {"launch_pdl": True} if self._overlap_launch and overtakes(device) else {}
             compiled = self._kernel[(grid,)](*args, **self._options, **early)
             if REUSE and compiled is not None:
                 self._compiled[device, key] = compiled

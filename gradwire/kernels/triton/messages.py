@@ -111,7 +111,7 @@ DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16}
 _launch = Launcher(_decode, num_warps=WARPS, enable_fp_fusion=False)
 
 
-def decode_triton(
+def mean_of_messages_triton(
     gathered: Tensor,
     own: Tensor,
     size: int,
@@ -120,7 +120,7 @@ def decode_triton(
     common: Tensor | None = None,
     into: Target | None = None,
 ) -> tuple[Tensor | None, Tensor]:
-    """See `decode`. Moves 4 bytes an entry and, for each rank, 8 and two sectors a sent one."""
+    """See `mean_of_messages`. Moves 4 bytes an entry; per rank 8 and two sectors per sent one."""
     ranks, stride = gathered.shape
     into = Target(size, gathered.device) if into is None else into
     into.wait()

@@ -6,8 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.kernels.last_selection import Edge
-from gradwire.kernels.pieces import Piece, table
+from gradwire.kernels.last_selection import LastSelection
+from gradwire.kernels.pieces import Piece, piece_tables
 from gradwire.kernels.triton.bits import INFINITY, magnitude
 from gradwire.kernels.triton.launch import Launcher
 from gradwire.kernels.triton.scan import DTYPES, largest, locate, rest
@@ -22,10 +22,10 @@ WARPS = 8
 @triton.jit
 def _tile(
     residual, velocity, gradient, maxima, unscale, finite, factor, place, start, length, span,
-    GROUP: tl.constexpr, TILE: tl.constexpr, NESTEROV: tl.constexpr, MASKED: tl.constexpr,
+    BLOCK: tl.constexpr, TILE: tl.constexpr, NESTEROV: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    ROWS: tl.constexpr = TILE // GROUP
-    entry = tl.arange(0, ROWS)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    ROWS: tl.constexpr = TILE // BLOCK
+    entry = tl.arange(0, ROWS)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     left = rest(span, start, TILE)
     here = place + start
     if MASKED:
@@ -53,14 +53,14 @@ def _tile(
     else:
         tl.store(residual + here + entry, u)
         tl.store(velocity + here + entry, tl.where(bad, speed, faster))
-    largest(magnitude(u), maxima, here // GROUP, left, finite, bad, GROUP, ROWS)
+    largest(magnitude(u), maxima, here // BLOCK, left, finite, bad, BLOCK, ROWS)
 
 
 @triton.jit(do_not_specialize=["factor", "every", "length", "span"])
 def _momentum(
-    residual, velocity, gradient, maxima, counts, words, unscale, finite, factor, rows, every,
+    residual, velocity, gradient, maxima, counts, record, unscale, finite, factor, rows, every,
     length, span,
-    DTYPE: tl.constexpr, ALIGNED: tl.constexpr, PIECES: tl.constexpr, GROUP: tl.constexpr,
+    DTYPE: tl.constexpr, ALIGNED: tl.constexpr, PIECES: tl.constexpr, BLOCK: tl.constexpr,
     TILE: tl.constexpr, UNIT: tl.constexpr, NESTEROV: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
@@ -71,16 +71,16 @@ def _momentum(
     if start + TILE <= tl.minimum(length, span):
         _tile(
             residual, velocity, gradient, maxima, unscale, finite, factor, place, start, length,
-            span, GROUP, TILE, NESTEROV, False,
+            span, BLOCK, TILE, NESTEROV, False,
         )  # fmt: skip
     else:
         _tile(
             residual, velocity, gradient, maxima, unscale, finite, factor, place, start, length,
-            span, GROUP, TILE, NESTEROV, True,
+            span, BLOCK, TILE, NESTEROV, True,
         )  # fmt: skip
     if counts is not None:
         left = rest(span, start, TILE)
-        tally(counts, words, residual, maxima, place + start, left, every, GROUP, TILE, UNIT)
+        tally(counts, record, residual, maxima, place + start, left, every, BLOCK, TILE, UNIT)
 
 
 _launch = Launcher(_momentum, num_warps=WARPS, enable_fp_fusion=False)
@@ -91,27 +91,27 @@ def momentum_triton(
     velocity: Tensor,
     pieces: Sequence[Piece],
     maxima: Tensor | None,
-    group: int,
+    block: int,
     factor: float,
     unscale: Tensor | None = None,
     nesterov: bool = False,
-    edge: Edge | None = None,
+    last_selection: LastSelection | None = None,
 ) -> Tensor:
     """See `momentum`. One launch; moves 20 bytes an entry for fp32 gradients."""
     finite = flag(residual.device)
-    counts = None if edge is None or maxima is None else edge.counting()
-    words = None if counts is None or edge is None else edge.words
-    for part in table(residual.numel(), residual.device, pieces, maxima is not None, TILE):
+    counts = None if last_selection is None or maxima is None else last_selection.counts_to_fill()
+    record = None if counts is None or last_selection is None else last_selection.record
+    for part in piece_tables(residual.numel(), residual.device, pieces, maxima is not None, TILE):
         given = part.gradient
         key = (
-            group, part.pieces, part.dtype, part.aligned, unscale is None, nesterov,
+            block, part.pieces, part.dtype, part.aligned, unscale is None, nesterov,
             residual.data_ptr() % 16, velocity.data_ptr() % 16,
             None if given is None else given.data_ptr() % 16,
             None if maxima is None else (maxima.dtype, maxima.data_ptr() % 16), counts is None,
         )  # fmt: skip
         _launch(
-            part.tiles, key, residual, residual, velocity, given, maxima, counts, words, unscale,
+            part.tiles, key, residual, residual, velocity, given, maxima, counts, record, unscale,
             finite, factor, part.rows, every(residual.numel()), part.length, part.span,
-            DTYPES[part.dtype], part.aligned, part.pieces, group, TILE, UNIT, nesterov,
+            DTYPES[part.dtype], part.aligned, part.pieces, block, TILE, UNIT, nesterov,
         )  # fmt: skip
     return finite

@@ -10,7 +10,7 @@ import triton.language as tl
 
 
 @triton.jit
-def cells(ROWS: tl.constexpr, positive):
+def tile_entries(ROWS: tl.constexpr, positive):
     """The entries of a tile: 0 .. 128 ROWS - 1.
 
     The compiler must not see that they follow each other: it would load four at a time, then move

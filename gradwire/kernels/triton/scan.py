@@ -1,4 +1,4 @@
-"""scan on CUDA: one pass at the speed of memory, the group maxima on the way.
+"""scan on CUDA: one pass at the speed of memory, the block maxima on the way.
 
 A program takes one tile of one piece. Only the last tile of a piece is masked, so that ragged and
 unaligned sizes cost nothing.
@@ -12,12 +12,13 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_wait
 
-from gradwire.kernels.last_selection import Edge
-from gradwire.kernels.pieces import Piece, Table, table
+from gradwire.kernels.last_selection import LastSelection
+from gradwire.kernels.pieces import Piece, PieceTable, piece_tables
 from gradwire.kernels.triton.bits import INFINITY, magnitude, rounded
 from gradwire.kernels.triton.launch import Launcher
 from gradwire.kernels.triton.select.counts import LOW, tally
 from gradwire.kernels.triton.select.sizes import UNIT, every
+from gradwire.kernels.triton.select.turns import LAST_INDEX
 from gradwire.kernels.triton.workspace import flag
 
 TILE = 1024
@@ -46,7 +47,7 @@ def rest(end, start, TILE: tl.constexpr):
 
 
 @triton.jit
-def largest(bits, maxima, first, left, finite, bad, GROUP: tl.constexpr, ROWS: tl.constexpr):
+def largest(bits, maxima, first, left, finite, bad, BLOCK: tl.constexpr, ROWS: tl.constexpr):
     """Writes one maximum a row, where wanted; clears `finite` if a row held anything bad."""
     row = tl.arange(0, ROWS)
     if maxima is not None:
@@ -55,7 +56,7 @@ def largest(bits, maxima, first, left, finite, bad, GROUP: tl.constexpr, ROWS: t
             each = (each >> LOW).to(tl.int16)
         else:
             each = each.to(tl.float32, bitcast=True)
-        tl.store(maxima + first + row, each, mask=row * GROUP < left)
+        tl.store(maxima + first + row, each, mask=row * BLOCK < left)
     if finite is not None:
         wrong = tl.max(bad.to(tl.int32), axis=1) != 0
         tl.store(finite + row * 0, row < 0, mask=wrong)
@@ -64,10 +65,10 @@ def largest(bits, maxima, first, left, finite, bad, GROUP: tl.constexpr, ROWS: t
 @triton.jit
 def _tile(
     residual, gradient, maxima, unscale, finite, edge, last, place, start, length, span,
-    GROUP: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr,
+    BLOCK: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    ROWS: tl.constexpr = TILE // GROUP
-    entry = tl.arange(0, ROWS)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    ROWS: tl.constexpr = TILE // BLOCK
+    entry = tl.arange(0, ROWS)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     left = rest(span, start, TILE)
     here = residual + place + start + entry
     if MASKED:
@@ -98,16 +99,16 @@ def _tile(
             tl.store(here, u, mask=entry < left)
         else:
             tl.store(here, u)
-    largest(magnitude(u), maxima, (place + start) // GROUP, left, finite, bad, GROUP, ROWS)
+    largest(magnitude(u), maxima, (place + start) // BLOCK, left, finite, bad, BLOCK, ROWS)
 
 
 @triton.jit(do_not_specialize=["every", "length", "span"])
 def _scan(
-    residual, gradient, maxima, counts, unscale, finite, rows, words, skipped, every, length, span,
-    DTYPE: tl.constexpr, ALIGNED: tl.constexpr, PIECES: tl.constexpr, GROUP: tl.constexpr,
-    TILE: tl.constexpr, UNIT: tl.constexpr, EARLY: tl.constexpr,
+    residual, gradient, maxima, counts, unscale, finite, rows, record, skipped, every, length, span,
+    DTYPE: tl.constexpr, ALIGNED: tl.constexpr, PIECES: tl.constexpr, BLOCK: tl.constexpr,
+    TILE: tl.constexpr, UNIT: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    if EARLY:
+    if OVERLAP:
         gdc_wait()
     tile = tl.program_id(0)
     place = tl.zeros([], tl.int64)
@@ -118,72 +119,72 @@ def _scan(
     last = None
     if skipped is not None:
         # No magnitude is above this one: where the step was skipped nothing is cleared.
-        edge = tl.where(tl.load(skipped) == 0, tl.load(words), 0x7FFFFFFF)
-        last = tl.load(words + 1)
+        edge = tl.where(tl.load(skipped) == 0, tl.load(record), 0x7FFFFFFF)
+        last = tl.load(record + LAST_INDEX)
     if start + TILE <= tl.minimum(length, span):
         _tile(
             residual, gradient, maxima, unscale, finite, edge, last, place, start, length, span,
-            GROUP, TILE, False,
+            BLOCK, TILE, False,
         )  # fmt: skip
     else:
         _tile(
             residual, gradient, maxima, unscale, finite, edge, last, place, start, length, span,
-            GROUP, TILE, True,
+            BLOCK, TILE, True,
         )  # fmt: skip
     if counts is not None:
         left = rest(span, start, TILE)
-        tally(counts, words, residual, maxima, place + start, left, every, GROUP, TILE, UNIT)
+        tally(counts, record, residual, maxima, place + start, left, every, BLOCK, TILE, UNIT)
 
 
-_launch = Launcher(_scan, early=True, num_warps=WARPS, enable_fp_fusion=False)
+_launch = Launcher(_scan, overlap_launch=True, num_warps=WARPS, enable_fp_fusion=False)
 
 
 def scan_triton(
     residual: Tensor,
     pieces: Sequence[Piece],
     maxima: Tensor | None,
-    group: int,
+    block: int,
     unscale: Tensor | None = None,
-    edge: Edge | None = None,
+    last_selection: LastSelection | None = None,
     skipped: Tensor | None = None,
 ) -> Tensor:
-    """See `scan`. One launch; moves 12 bytes an entry for fp32 gradients, 4 / group for maxima."""
+    """See `scan`. One launch; moves 12 bytes an entry for fp32 gradients, 4 / block for maxima."""
     finite = flag(residual.device)
-    counts = None if edge is None or maxima is None else edge.counting()
-    words = None if edge is None else edge.words
-    for part in table(residual.numel(), residual.device, pieces, maxima is not None, TILE):
-        scan_part(residual, part, maxima, group, counts, unscale, finite, words, skipped)
+    counts = None if last_selection is None or maxima is None else last_selection.counts_to_fill()
+    record = None if last_selection is None else last_selection.record
+    for part in piece_tables(residual.numel(), residual.device, pieces, maxima is not None, TILE):
+        scan_part(residual, part, maxima, block, counts, unscale, finite, record, skipped)
     return finite
 
 
 def scan_part(
     residual: Tensor,
-    part: Table,
+    part: PieceTable,
     maxima: Tensor | None,
-    group: int,
+    block: int,
     counts: Tensor | None = None,
     unscale: Tensor | None = None,
     finite: Tensor | None = None,
-    words: Tensor | None = None,
+    record: Tensor | None = None,
     skipped: Tensor | None = None,
 ) -> None:
     """One pass over the tiles of `part`."""
     given = part.gradient
     key = (
-        group, part.pieces, part.dtype, part.aligned, residual.dtype, unscale is None,
+        block, part.pieces, part.dtype, part.aligned, residual.dtype, unscale is None,
         residual.data_ptr() % 16, None if given is None else given.data_ptr() % 16,
         None if maxima is None else (maxima.dtype, maxima.data_ptr() % 16), finite is None,
-        words is None, counts is None, skipped is None,
+        record is None, counts is None, skipped is None,
     )  # fmt: skip
     _launch(
         part.tiles, key, residual, residual, given, maxima, counts, unscale, finite, part.rows,
-        words, skipped, every(residual.numel()), part.length, part.span, DTYPES[part.dtype],
-        part.aligned, part.pieces, group, TILE, UNIT,
+        record, skipped, every(residual.numel()), part.length, part.span, DTYPES[part.dtype],
+        part.aligned, part.pieces, block, TILE, UNIT,
     )  # fmt: skip
 
 
-def group_maxima(u: Tensor, group: int) -> Tensor:
-    """max |u| of every `group` consecutive entries; the last group may be shorter."""
-    out = torch.empty(triton.cdiv(u.numel(), group), dtype=torch.float32, device=u.device)
-    scan_part(u, Table.whole(None, u.numel(), TILE), out, group)
+def block_maxima(u: Tensor, block: int) -> Tensor:
+    """max |u| of every `block` consecutive entries; the last block may be shorter."""
+    out = torch.empty(triton.cdiv(u.numel(), block), dtype=torch.float32, device=u.device)
+    scan_part(u, PieceTable.whole(None, u.numel(), TILE), out, block)
     return out

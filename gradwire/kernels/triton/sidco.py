@@ -13,9 +13,9 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire.kernels.sidco import EVERY, FEW, FIRST, MANY
+from gradwire.kernels.triton.bits import load_shared
 from gradwire.kernels.triton.launch import Launcher, aligned
-from gradwire.kernels.triton.select.strategy import look
-from gradwire.kernels.triton.select.turns import DONE, finish, leave, take, wait
+from gradwire.kernels.triton.select.turns import DONE, finish, next_ticket, reset_counters, wait
 from gradwire.kernels.triton.workspace import workspace
 
 OFTEN = tl.constexpr(EVERY)
@@ -49,7 +49,7 @@ def _add_up(scratch, u, step, n, phase, item, ITEMS: tl.constexpr, TILE: tl.cons
     least = tl.full([TILE], 0x7FFFFFFF, tl.int32)
     top = tl.zeros([TILE], tl.int32)
     copy = scratch + COPY
-    edge = tl.where(phase == 0, -1, look(scratch))
+    edge = tl.where(phase == 0, -1, load_shared(scratch))
     for start in range(item * TILE, n, ITEMS * TILE):
         i = start + tl.arange(0, TILE)
         inside = i < n
@@ -92,7 +92,7 @@ def _fit(
     out, work, scratch, u, at, whole, rest, step, n, most, ITEMS: tl.constexpr, TILE: tl.constexpr
 ):
     stages = tl.minimum(tl.maximum(tl.load(at).to(tl.int32), 1), most)
-    number = take(work)
+    number = next_ticket(work)
     while number < stages * ITEMS:
         phase = number // ITEMS
         wait(work, phase * (ITEMS + 1))
@@ -104,15 +104,15 @@ def _fit(
             tl.store(scratch, t.to(tl.int32, bitcast=True))
             tl.store(out, t)
             finish(work)
-        number = take(work)
-    leave(work)
+        number = next_ticket(work)
+    reset_counters(work)
 
 
 _launch_fit = Launcher(_fit, num_warps=4, enable_fp_fusion=False)
 
 
-def fit_triton(u: Tensor, step: int, share: float, stages: Tensor, most: int) -> Tensor:
-    """See `fit`. Moves 36 bytes for each sampled entry, and 4 in each stage after the first."""
+def sidco_fit_triton(u: Tensor, step: int, share: float, stages: Tensor, most: int) -> Tensor:
+    """See `sidco_fit`. Moves 36 bytes per sampled entry, and 4 in each stage after the first."""
     n = -(-u.numel() // step)
     out = torch.empty((), dtype=torch.float32, device=u.device)
     work, scratch = workspace(COPY.value + n, u.device)
@@ -141,9 +141,9 @@ def _adapt(stages, calls, ratios, count, share, most):
 _launch_adapt = Launcher(_adapt, num_warps=1, enable_fp_fusion=False)
 
 
-def adapt_triton(
+def sidco_adapt_triton(
     stages: Tensor, calls: Tensor, ratios: Tensor, count: Tensor, k: int, most: int
 ) -> None:
-    """See `adapt`."""
+    """See `sidco_adapt`."""
     key = aligned(stages, calls, ratios, count)
     _launch_adapt(1, key, stages, stages, calls, ratios, count, 1 / max(1, k), most)

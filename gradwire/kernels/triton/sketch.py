@@ -1,4 +1,4 @@
-"""sketch on CUDA: hashes on the fly, integer atomics, and a query that leaves the group maxima.
+"""sketch on CUDA: hashes on the fly, integer atomics, and a query that leaves the block maxima.
 
 The table should fit into the L2 cache; nothing of size d x rows is ever written.
 """
@@ -37,7 +37,7 @@ def _insert(u, table, seeds, factor, size, columns, ROWS: tl.constexpr, TILE: tl
 @triton.jit(do_not_specialize=["size", "columns"])
 def _query(
     table, seeds, out, maxima, size, columns,
-    ROWS: tl.constexpr, ROOM: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr,
+    ROWS: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     i = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     row = tl.arange(0, ROOM)
@@ -56,9 +56,9 @@ def _query(
     middle = tl.where(i < size, middle, 0.0)
     tl.store(out + i, middle, mask=i < size)
     if maxima is not None:
-        each = tl.max(tl.reshape(middle, (TILE // GROUP, GROUP)), axis=1)
-        g = tl.program_id(0).to(tl.int64) * (TILE // GROUP) + tl.arange(0, TILE // GROUP)
-        tl.store(maxima + g, each, mask=g * GROUP < size)
+        each = tl.max(tl.reshape(middle, (TILE // BLOCK, BLOCK)), axis=1)
+        g = tl.program_id(0).to(tl.int64) * (TILE // BLOCK) + tl.arange(0, TILE // BLOCK)
+        tl.store(maxima + g, each, mask=g * BLOCK < size)
 
 
 _insert_launch = Launcher(_insert, num_warps=4, enable_fp_fusion=False)
@@ -76,21 +76,21 @@ def insert_triton(u: Tensor, columns: int, seeds: Tensor, factor: Tensor) -> Ten
 
 
 def query_triton(
-    table: Tensor, seeds: Tensor, size: int, group: int
+    table: Tensor, seeds: Tensor, size: int, block: int
 ) -> tuple[Tensor, Tensor | None]:
-    """See `query`. Rows reads of a sector from the cache an entry; writes 4 bytes, 4 / group."""
+    """See `query`. Rows reads of a sector from the cache an entry; writes 4 bytes, 4 / block."""
     rows, columns = table.shape
     out = torch.empty(size, dtype=torch.float32, device=table.device)
-    maxima = out.new_empty(-(-size // group)) if group else None
+    maxima = out.new_empty(-(-size // block)) if block else None
     key = (
         rows,
-        group,
+        block,
         *aligned(table, seeds, out),
         None if maxima is None else maxima.data_ptr() % 16,
     )
     grid = -(-size // LOOK)
     room = 1 << (rows - 1).bit_length()
     _query_launch(
-        grid, key, out, table, seeds, out, maxima, size, columns, rows, room, group or 1, LOOK
+        grid, key, out, table, seeds, out, maxima, size, columns, rows, room, block or 1, LOOK
     )
     return out, maxima

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from gradwire.kernels.pieces import Table, table
+from gradwire.kernels.pieces import PieceTable, piece_tables
 from gradwire.kernels.triton.launch import Launcher
 from gradwire.kernels.triton.scan import locate
 
@@ -32,11 +32,11 @@ def _zero(out, rows, length, ALIGNED: tl.constexpr, PIECES: tl.constexpr, TILE: 
 _launch = Launcher(_zero, num_warps=8)
 
 
-def tiles_of(target: "Target", tile: int) -> Table:
+def tiles_of(target: "Target", tile: int) -> PieceTable:
     """One launch over all of it."""
     if target.out is not None:
-        return Table.whole(target.out, target.size + 1, tile)
-    (part,) = table(target.size, target.device, target.pieces, False, tile)
+        return PieceTable.whole(target.out, target.size + 1, tile)
+    (part,) = piece_tables(target.size, target.device, target.pieces, False, tile)
     return part
 
 

@@ -11,11 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.kernels.threshold import ROUNDS, STEP, Rule, level_torch
-from gradwire.kernels.triton.bits import bits_of, magnitude
+from gradwire.kernels.threshold import ROUNDS, STEP, Rule, find_threshold_torch
+from gradwire.kernels.triton.bits import bits_of, load_shared, magnitude
 from gradwire.kernels.triton.launch import Launcher, aligned
 from gradwire.kernels.triton.select.counts import LOW
-from gradwire.kernels.triton.select.strategy import look
 from gradwire.kernels.triton.select.turns import LEFT, TOTAL
 from gradwire.kernels.triton.workspace import workspace
 
@@ -101,16 +100,16 @@ def _halved(mean, top, sure):
 @triton.jit
 def _decide(work, scratch, RULE: tl.constexpr):
     """The bits of what the rule finds."""
-    sure = look(scratch)
+    sure = load_shared(scratch)
     if RULE == NORMAL:
-        guess = look(scratch + 2)
-        return tl.minimum(tl.maximum(guess, look(scratch + 1)), sure)
+        guess = load_shared(scratch + 2)
+        return tl.minimum(tl.maximum(guess, load_shared(scratch + 1)), sure)
     elif RULE == LIST:
-        return tl.minimum(0x7FFFFFFF - look(work + TOTAL), sure)
+        return tl.minimum(0x7FFFFFFF - load_shared(work + TOTAL), sure)
     else:
         sure = sure.to(tl.float32, bitcast=True)
-        mean = look(scratch + 2).to(tl.float32, bitcast=True).to(tl.float64)
-        top = look(work + TOTAL).to(tl.float32, bitcast=True).to(tl.float64)
+        mean = load_shared(scratch + 2).to(tl.float32, bitcast=True).to(tl.float64)
+        top = load_shared(work + TOTAL).to(tl.float32, bitcast=True).to(tl.float64)
         if RULE == LADDER:
             found = _rung(mean, top, sure.to(tl.float64)).to(tl.float32)
         else:
@@ -150,16 +149,16 @@ def _level(
 _launch_level = Launcher(_level, num_warps=8)
 
 
-def level_triton(
+def find_threshold_triton(
     rule: Rule, u: Tensor, step: int, maxima: Tensor, every: int, ranks: Sequence[int],
     scale: float = 1.0, whole: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """See `level`. Moves 32 bytes for each sampled entry and maximum, and reads `whole` once."""
+    """See `find_threshold`. Moves 32 bytes per sampled entry and maximum; `whole` once."""
     m, n = -(-maxima.numel() // every), -(-u.numel() // step)
     if m > MOST:
         if maxima.dtype == torch.int16:
             maxima = ((maxima.int() & 0xFFFF) << LOW.value).view(torch.float32)
-        return level_torch(rule, u, step, maxima, every, ranks, scale, whole)
+        return find_threshold_torch(rule, u, step, maxima, every, ranks, scale, whole)
     work, scratch = workspace(3, u.device)
     out = torch.empty((), dtype=torch.int32, device=u.device)
     means, far = {Rule.NORMAL: (1, None), Rule.LIST: (0, u)}.get(rule, (1, whole))
@@ -190,8 +189,8 @@ def _once(out, kept, u, scale, step, n, TILE: tl.constexpr):
 _launch_once = Launcher(_once, num_warps=8)
 
 
-def once_triton(kept: Tensor, u: Tensor, step: int, scale: float) -> Tensor:
-    """See `once`. Moves 32 bytes for each sampled entry, the first time."""
+def first_threshold_triton(kept: Tensor, u: Tensor, step: int, scale: float) -> Tensor:
+    """See `first_threshold`. Moves 32 bytes for each sampled entry, the first time."""
     n = -(-u.numel() // step)
     out = torch.empty((), dtype=torch.int32, device=u.device)
     key = (u.dtype, *aligned(u, kept))

@@ -1,4 +1,4 @@
-"""pack on CUDA: one launch writes the whole message.
+"""write_message on CUDA: one launch writes the whole message.
 
 Some programs write values, the others words of indices. A word finds the entries that have bits in
 it by search, so nothing is added up and nothing has to be cleared before.
@@ -179,7 +179,7 @@ def _put_words(
 
 
 @triton.jit(do_not_specialize=["key", "capacity", "size", "low", "split", "words", "room", "tiles"])
-def _pack(
+def _write_message(
     out, seen, template, indices, values, count, finite, step, key, capacity, size, low, split,
     words, room, tiles, limit, CODE: tl.constexpr, VALUES: tl.constexpr, LEVELS: tl.constexpr,
     STOCHASTIC: tl.constexpr, TILE: tl.constexpr, WORDS: tl.constexpr,
@@ -205,13 +205,13 @@ def _pack(
         tl.store(out + w, word)
 
 
-_launch = Launcher(_pack, num_warps=4, enable_fp_fusion=False)
+_launch = Launcher(_write_message, num_warps=4, enable_fp_fusion=False)
 
 
-def pack_triton(
+def write_message_triton(
     template: Tensor, sparse: Sparse, finite: Tensor, encoding: Encoding, noise: "Noise | None"
 ) -> tuple[Tensor, Tensor]:
-    """See `pack`. Moves 8 bytes an entry in, and out what the message and `seen` take."""
+    """See `write_message`. Moves 8 bytes an entry in, and out what the message and `seen` take."""
     out = torch.empty_like(template)
     values, indices, capacity = sparse.values, sparse.indices, sparse.capacity
     same = encoding.values == "fp32" and values.dtype == torch.float32

@@ -108,7 +108,7 @@ def _row(
         return unpack(rows, size, k, message.encoding)
 
     def mean() -> object:
-        return kernels.decode(plain, message.buffer, size, k, torch.float32)
+        return kernels.mean_of_messages(plain, message.buffer, size, k, torch.float32)
 
     plain = get()
     calls: list[Callable[[], object]] = [put] if message.encoding.plain else [put, get]

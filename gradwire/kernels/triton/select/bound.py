@@ -1,6 +1,6 @@
 """A bound that at least k entries reach: from what the scan counted, or from a sample.
 
-The k-th largest group maximum is never above the k-th largest magnitude, so a group whose maximum
+The k-th largest block maximum is never above the k-th largest magnitude, so a block whose maximum
 is below it cannot hold a winner. Some of the maxima give a bound a little lower; the number of
 entries that reach it says whether it was low enough.
 """
@@ -10,7 +10,7 @@ import triton.language as tl
 
 from gradwire.kernels.triton.bits import INFINITY, bits_of, magnitude
 from gradwire.kernels.triton.select.counts import LOW, lowest, mean_square, read
-from gradwire.kernels.triton.select.turns import COARSE_BINS, FINE_BITS
+from gradwire.kernels.triton.select.turns import COARSE_BINS, CROWDED, FINE_BITS
 
 SECTOR = tl.constexpr(8)
 # Of 45 selections of a ResNet-50 in training 7 took the slower path with it, 22 without.
@@ -69,13 +69,13 @@ def _lower(edge):
 
 
 @triton.jit
-def _counted(counts, words, rank, loose, scale):
+def _counted(counts, record, rank, loose, scale):
     """The same from what the scan counted, whose edge tells where the bins are.
 
     With a scale it is that many root mean squares of the entries, held between this bound and one
     that `loose` of those counted reach.
     """
-    edge = tl.load(words)
+    edge = tl.load(record)
     bin, seen, total, top = read(counts, rank)
     # With so few maxima near the last edge, the winners lie together.
     few = total < rank
@@ -90,17 +90,19 @@ def _counted(counts, words, rank, loose, scale):
 
 
 @triton.jit
-def lowered(words):
+def lowered(record):
     """The edge of the last selection, a little lowered, as bits, if that one was crowded; else 0.
 
     Where large entries lie together, as those of a small layer do among larger ones, few maxima
     stand for many winners: the bound from maxima then lets far too much pass.
     """
-    return tl.where(tl.load(words + 2) != 0, _lower(tl.load(words)), 0)
+    return tl.where(tl.load(record + CROWDED) != 0, _lower(tl.load(record)), 0)
 
 
 @triton.jit
-def aim(values, counts, n, rank, loose, crowd, threshold, scale, words, SAMPLE: tl.constexpr):
+def find_bound(
+    values, counts, n, rank, loose, crowd, threshold, scale, record, SAMPLE: tl.constexpr
+):
     """The bound, at least 1, or 0 where none helps; and the width of a coarse bin, in bits.
 
     Where there is a threshold, never below what passes it.
@@ -108,13 +110,13 @@ def aim(values, counts, n, rank, loose, crowd, threshold, scale, words, SAMPLE: 
     if counts is None:
         t, seen, largest = _sampled(values, n, rank, SAMPLE)
     else:
-        t, seen, largest = _counted(counts, words, rank, loose, scale)
+        t, seen, largest = _counted(counts, record, rank, loose, scale)
     # Where these are full of ties so is the rest: everything would be a candidate.
     helps = (crowd > 0) & ((seen <= crowd * rank + 64) | (t == 0))
     shift = 10
-    if words is not None:
+    if record is not None:
         # Where that says little the last edge may say more, and then bins reach to four times it.
-        least = lowered(words)
+        least = lowered(record)
         shift = tl.where(least > t, 13, 10)
         t = tl.maximum(t, least)
     # Bins just wide enough to reach from the bound to the largest that was seen.

@@ -1,4 +1,4 @@
-"""How large the group maxima are, and the entries: counted by the scan on its way, read by the
+"""How large the block maxima are, and the entries: counted by the scan on its strategy, read by the
 selection after it.
 
 A maximum is counted by its code, the 16 bits after the sign, in one of 1024 bins around the last
@@ -31,7 +31,7 @@ def lowest(edge):
 @triton.jit
 def tally(
     counts, words, u, maxima, start, left, every,
-    GROUP: tl.constexpr, TILE: tl.constexpr, UNIT: tl.constexpr,
+    BLOCK: tl.constexpr, TILE: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """Counts the maxima of a tile that this program has written, of one in `every` units, and adds
     up the squares of its entries.
@@ -43,12 +43,12 @@ def tally(
     unit = (start // UNIT).to(tl.uint32)
     if tl.umulhi(unit * 0x9E3779B1, every.to(tl.uint32)) == 0:
         tl.debug_barrier()
-        row = tl.arange(0, TILE // GROUP)
-        real = row * GROUP < left
-        there = maxima + start // GROUP + row
+        row = tl.arange(0, TILE // BLOCK)
+        real = row * BLOCK < left
+        there = maxima + start // BLOCK + row
         bits = bits_of(tl.load(there, mask=real, other=0, cache_modifier=".cg"))
         bin = tl.minimum((bits >> LOW) - lowest(tl.load(words)), BINS - 1)
-        ones = tl.full([TILE // GROUP], 1, tl.int32)
+        ones = tl.full([TILE // BLOCK], 1, tl.int32)
         tl.atomic_add(counts + _place(bin), ones, mask=real & (bin >= 0), sem="relaxed")
         entry = tl.arange(0, TILE)
         x = tl.load(u + start + entry, mask=entry < left, other=0, cache_modifier=".cg")

@@ -4,9 +4,9 @@ import triton
 import triton.language as tl
 
 from gradwire.kernels.triton.bits import magnitude
-from gradwire.kernels.triton.order import cells, order
+from gradwire.kernels.triton.order import order, tile_entries
 from gradwire.kernels.triton.select.find import find
-from gradwire.kernels.triton.select.turns import DIGITS, FINE, PASSES, look_back
+from gradwire.kernels.triton.select.turns import DIGITS, FINE, LAST_INDEX, PASSES, look_back
 
 
 @triton.jit
@@ -66,11 +66,11 @@ def _tally(size, edge):
 
 
 @triton.jit
-def _write(indices, values, words, raw, index, bits, edge, need, base, ROWS: tl.constexpr):
+def _write(indices, values, record, raw, index, bits, edge, need, base, ROWS: tl.constexpr):
     """Puts one tile's winners in their places from `base` on; returns base and need after it.
 
-    Winners are the entries above the edge, and the first `need` that equal it. Edge and index of
-    the last of those go to `words`, where wanted.
+    Winners are the entries above the edge, and the first `need` that equal it. The edge and the
+    index of the last of those go to `record`, where wanted.
     """
     chosen = (bits > edge).to(tl.int32)
     tie = (bits == edge).to(tl.int32)
@@ -80,11 +80,11 @@ def _write(indices, values, words, raw, index, bits, edge, need, base, ROWS: tl.
     elif need > 0:
         rank, _ = order(tie, ROWS)
         chosen += ((tie > 0) & (rank < need)).to(tl.int32)
-    if words is not None:
+    if record is not None:
         if (need > 0) & (ties >= need):
             last = tl.where((tie > 0) & (chosen > 0), index, -1)
-            tl.store(words, edge)
-            tl.store(words + 1, tl.max(tl.max(tl.max(last, axis=2), axis=1), axis=0))
+            tl.store(record, edge)
+            tl.store(record + LAST_INDEX, tl.max(tl.max(tl.max(last, axis=2), axis=1), axis=0))
     place, found = order(chosen, ROWS)
     tl.store(indices + base + place, index, mask=chosen > 0)
     tl.store(values + base + place, raw.to(tl.float32, bitcast=True), mask=chosen > 0)
@@ -92,23 +92,23 @@ def _write(indices, values, words, raw, index, bits, edge, need, base, ROWS: tl.
 
 
 @triton.jit
-def _note(words, edge, need, item):
+def _note(record, edge, need, item):
     """The edge where none that equals it wins."""
-    if words is not None:
+    if record is not None:
         if (need == 0) & (item == 0):
-            tl.store(words, edge)
-            tl.store(words + 1, -1)
+            tl.store(record, edge)
+            tl.store(record + LAST_INDEX, -1)
 
 
 @triton.jit
 def emit(
-    work, cand, meta, first, edge, need, indices, values, words, item,
+    work, cand, meta, first, edge, need, indices, values, record, item,
     LISTS: tl.constexpr, LOOKS: tl.constexpr,
 ):  # fmt: skip
     """Writes this item's winners among its candidates."""
     rounds, bits, widest = lists_of(meta, first, LISTS)
-    _note(words, edge, need, item)
-    e = cells(16, need)
+    _note(record, edge, need, item)
+    e = tile_entries(16, need)
     side = 2048 >> bits
     # The first tile, mostly the only one, stays in registers from one pass to the next.
     raw, index, real = candidates(cand, meta, first, e, 0, bits)
@@ -123,12 +123,12 @@ def emit(
     more, ties = look_back(work, item, more, ties, LOOKS)
     base = more + tl.minimum(ties, need)
     left = tl.maximum(need - ties, 0)
-    base, left = _write(indices, values, words, raw, index, size, edge, left, base, 16)
+    base, left = _write(indices, values, record, raw, index, size, edge, left, base, 16)
     for r in range(rounds):
         for start in range(tl.where(r == 0, 1 << bits, 0), widest, 1 << bits):
             raw, index, real = candidates(cand, meta, first + r * side, e, start, bits)
             size = tl.where(real, raw & 0x7FFFFFFF, -1)
-            base, left = _write(indices, values, words, raw, index, size, edge, left, base, 16)
+            base, left = _write(indices, values, record, raw, index, size, edge, left, base, 16)
 
 
 # --- the slower path, for data that defeats the bound: four bits a pass over all of u ---
@@ -177,7 +177,7 @@ def count_digits(work, u, first, last, k, p, TILE: tl.constexpr):
 
 @triton.jit
 def emit_all(
-    work, u, first, last, edge, need, indices, values, words, item,
+    work, u, first, last, edge, need, indices, values, record, item,
     LOOKS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Writes this item's winners among all entries in [first, last); where its last one ends.
@@ -185,7 +185,7 @@ def emit_all(
     Moves 8 bytes an entry.
     """
     TILE: tl.constexpr = 128 * ROWS
-    _note(words, edge, need, item)
+    _note(record, edge, need, item)
     more = 0
     ties = 0
     i = tl.arange(0, TILE)
@@ -197,11 +197,11 @@ def emit_all(
     more, ties = look_back(work, item, more, ties, LOOKS)
     base = more + tl.minimum(ties, need)
     left = tl.maximum(need - ties, 0)
-    e = cells(ROWS, need)
+    e = tile_entries(ROWS, need)
     for start in range(first, last, TILE):
         inside = e < last - start
         raw = tl.load(u + start + e, mask=inside, other=0).to(tl.float32).to(tl.int32, bitcast=True)
         bits = tl.where(inside, raw & 0x7FFFFFFF, -1)
         index = (start + e.to(tl.int64)).to(tl.int32)
-        base, left = _write(indices, values, words, raw, index, bits, edge, left, base, ROWS)
+        base, left = _write(indices, values, record, raw, index, bits, edge, left, base, ROWS)
     return base

@@ -4,12 +4,12 @@ import triton
 import triton.language as tl
 
 from gradwire.kernels.triton.bits import bits_of
-from gradwire.kernels.triton.order import cells, order
+from gradwire.kernels.triton.order import order, tile_entries
 from gradwire.kernels.triton.select.turns import COARSE, COARSE_BINS, SPILLED, TOTAL, striped
 
 
 @triton.jit
-def marks(values, first, named, last, t, WIDTH: tl.constexpr, MASKED: tl.constexpr):
+def bitmask_of(values, first, named, last, t, WIDTH: tl.constexpr, MASKED: tl.constexpr):
     """Which of the WIDTH entries from each `first` on reach t, as the bits of a word.
 
     A row belongs to one thread, which reads it 16 bytes at a time: nothing is passed around.
@@ -46,9 +46,9 @@ def _lowest(word):
 
 @triton.jit
 def compact(maxima, ids, first, last, t, ROWS: tl.constexpr):
-    """How many groups in [first, last) reach t; their ids, ascending, go to `ids`.
+    """How many blocks in [first, last) reach t; their ids, ascending, go to `ids`.
 
-    Moves 2 or 4 bytes a group, and 4 for one that does.
+    Moves 2 or 4 bytes a block, and 4 for one that does.
     """
     CODES: tl.constexpr = maxima.dtype.element_ty == tl.int16
     WIDTH: tl.constexpr = 16 if CODES else 8
@@ -58,9 +58,9 @@ def compact(maxima, ids, first, last, t, ROWS: tl.constexpr):
     row = tl.arange(0, ROWS) * WIDTH
     for start in range(first, last, ROWS * WIDTH):
         if start + ROWS * WIDTH <= last:
-            word = marks(maxima, start + row, row >= 0, last, t, WIDTH, False)
+            word = bitmask_of(maxima, start + row, row >= 0, last, t, WIDTH, False)
         else:
-            word = marks(maxima, start + row, row >= 0, last, t, WIDTH, True)
+            word = bitmask_of(maxima, start + row, row >= 0, last, t, WIDTH, True)
         each = _ones(word)
         place = found + tl.cumsum(each, axis=0) - each
         for _ in range(tl.max(each, axis=0)):
@@ -85,25 +85,25 @@ def _deposit(bins, cand, t, shift, raw, index, place, counted, limit):
 
 @triton.jit
 def gather(
-    bins, u, size, ids, groups, t, shift, cand, counted, limit,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, WHOLE: tl.constexpr,
+    bins, u, size, ids, blocks, t, shift, cand, counted, limit,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """How many entries of the named groups reach t; the first `limit` of them are kept.
+    """How many entries of the named blocks reach t; the first `limit` of them are kept.
 
-    Nearly every such group holds one such entry: the first of each is taken from all groups at
-    once, then the second. WHOLE: size is a multiple of GROUP. Moves 4 * GROUP bytes a group and 8 a
+    Nearly every such block holds one such entry: the first of each is taken from all blocks at
+    once, then the second. WHOLE: size is a multiple of BLOCK. Moves 4 * BLOCK bytes a block and 8 a
     candidate.
     """
-    WIDTH: tl.constexpr = GROUP if GROUP < 32 else 32
-    SPLIT: tl.constexpr = GROUP // WIDTH
+    WIDTH: tl.constexpr = BLOCK if BLOCK < 32 else 32
+    SPLIT: tl.constexpr = BLOCK // WIDTH
     found = 0
     row = tl.arange(0, ROWS)
-    for start in range(0, groups * SPLIT, ROWS):
+    for start in range(0, blocks * SPLIT, ROWS):
         r = start + row
-        named = r < groups * SPLIT
-        # The last group's entries may lie past the end, but not past 2^31 - 1.
-        first = tl.load(ids + r // SPLIT, mask=named, other=0) * GROUP + r % SPLIT * WIDTH
-        word = marks(u, first, named, size, t, WIDTH, not WHOLE)
+        named = r < blocks * SPLIT
+        # The last block's entries may lie past the end, but not past 2^31 - 1.
+        first = tl.load(ids + r // SPLIT, mask=named, other=0) * BLOCK + r % SPLIT * WIDTH
+        word = bitmask_of(u, first, named, size, t, WIDTH, not WHOLE)
         each = _ones(word)
         place = found + tl.cumsum(each, axis=0) - each
         for _ in range(tl.max(each, axis=0)):
@@ -121,9 +121,9 @@ def gather(
 
 @triton.jit
 def gather_all(bins, u, first, last, t, shift, cand, counted, limit, ROWS: tl.constexpr):
-    """The same for every entry in [first, last): where groups would rule out too little."""
+    """The same for every entry in [first, last): where blocks would rule out too little."""
     found = 0
-    e = cells(ROWS, shift)
+    e = tile_entries(ROWS, shift)
     for start in range(first, last, 128 * ROWS):
         x = tl.load(u + start + e, mask=e < last - start, other=0).to(tl.float32)
         raw = x.to(tl.int32, bitcast=True)
@@ -137,7 +137,7 @@ def gather_all(bins, u, first, last, t, shift, cand, counted, limit, ROWS: tl.co
 @triton.jit
 def prune(
     work, u, maxima, ids, cand, meta, size, n, t, shift, share, room, spill, part,
-    PARTS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, THREADS: tl.constexpr,
+    PARTS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, THREADS: tl.constexpr,
     WHOLE: tl.constexpr, COPIES: tl.constexpr,
 ):  # fmt: skip
     """One part's candidates, into its own room or, when that is full, the common spill."""
@@ -147,18 +147,18 @@ def prune(
     if t > 0:
         first = part.to(tl.int64) * share * ROWS * 128
         last = tl.minimum(first + share.to(tl.int64) * ROWS * 128, n)
-        groups = 0
-        if GROUP > 1:
-            groups = compact(maxima, ids + first, first.to(tl.int32), last.to(tl.int32), t, THREADS)
+        blocks = 0
+        if BLOCK > 1:
+            blocks = compact(maxima, ids + first, first.to(tl.int32), last.to(tl.int32), t, THREADS)
             tl.debug_barrier()
         counted = 0
         limit = room
         again = 1
         while again > 0:
-            if GROUP > 1:
+            if BLOCK > 1:
                 found = gather(
-                    bins, u, size, ids + first, groups, t, shift, cand + base, counted, limit,
-                    GROUP, THREADS, WHOLE,
+                    bins, u, size, ids + first, blocks, t, shift, cand + base, counted, limit,
+                    BLOCK, THREADS, WHOLE,
                 )  # fmt: skip
             else:
                 found = gather_all(

@@ -12,9 +12,9 @@ WARPS = 8
 PRUNE_WARPS = 4
 LISTS = 8
 UNIT = 2048
-"""Entries whose group maxima the scan counts, or does not count, together."""
+"""Entries whose block maxima the scan counts, or does not count, together."""
 _CROWDS = {1: 2, 16: 3, 32: 16, 64: 16}
-"""`Plan.crowd` by the size of a group: what `room` and `spill` below hold."""
+"""`LaunchSizes.crowd` by the size of a block: what `room` and `spill` below hold."""
 ALONE = 8192
 """Maxima an item from which on phase 0 has launches of its own."""
 MANY = 1 << 18
@@ -23,7 +23,7 @@ are copies of the coarse bins."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class LaunchSizes:
     """The arguments of the kernels for one size and k.
 
     items: programs of the last launch, and parts of the work in each of its phases. lists: parts of
@@ -33,7 +33,7 @@ class Plan:
     ties, for whose entries there would be no room; 0: no bound is looked for. counted: the rank
     where the scan has counted; loose: that of a quarter more entries. rows: tiles of phase 0, in
     rows of 128. threads: of its programs. share: tiles of maxima, or entries, a part. room:
-    candidates a part keeps. spill: candidates in common. whole: no group is cut short. wide: tiles
+    candidates a part keeps. spill: candidates in common. whole: no block is cut short. wide: tiles
     of 4096 entries an item, in the slower path. copies: of the coarse bins. warps: of the last
     launch. words: int32 of scratch.
     """
@@ -41,7 +41,7 @@ class Plan:
     items: int
     lists: int
     begin: int
-    group: int
+    block: int
     n: int
     sample: int
     rank: int
@@ -68,7 +68,7 @@ class Plan:
     def shape(self) -> tuple[int, ...]:
         """What the compiled kernels depend on."""
         return (
-            self.items, self.lists, self.begin, self.group, self.rows, self.threads, self.whole,
+            self.items, self.lists, self.begin, self.block, self.rows, self.threads, self.whole,
             self.copies, self.warps,
         )  # fmt: skip
 
@@ -79,39 +79,39 @@ def every(size: int) -> int:
 
 
 @functools.lru_cache(maxsize=512)
-def plan(size: int, k: int, group: int, processors: int) -> Plan:
-    """The plan for k of `size` entries with maxima of `group`; 1 looks at the entries themselves.
+def launch_sizes(size: int, k: int, block: int, processors: int) -> LaunchSizes:
+    """The plan for k of `size` entries with maxima of `block`; 1 looks at the entries themselves.
 
     Scratch: at most size / 8 + 8 k words with the maxima counted.
     """
     items = min(processors, MAX_ITEMS)
-    n = -(-size // group)
+    n = -(-size // block)
     begin = int(n > items * ALONE)
     lists = LISTS if begin else 1
     parts = items * lists
     warps, sample = (PRUNE_WARPS, 8192) if begin else (WARPS, 4096)
-    rows = 4 if begin and group == 1 else 2 * warps
+    rows = 4 if begin and block == 1 else 2 * warps
     rank = _surely(k, n / sample)
-    # Above a quarter, or with less than a group for an entry, no bound helps.
+    # Above a quarter, or with less than a block for an entry, no bound helps.
     hopeless = rank >= min(n, sample) or 4 * k > size
     if hopeless:
         room, spill = 0, 0
-    elif group == 1:
+    elif block == 1:
         room, spill = k + k // 2, k // 2
     else:
-        room, spill = (n, 4 * k) if group >= 32 else (2 * k, 2 * k)
+        room, spill = (n, 4 * k) if block >= 32 else (2 * k, 2 * k)
     # A little more room for each, out of what is common.
     spill = max(spill // 2, spill - 64 * parts)
     room = -(-room // parts) + 64
-    return Plan(
+    return LaunchSizes(
         items=items,
         lists=lists,
         begin=begin,
-        group=group,
+        block=block,
         n=n,
         sample=sample,
         rank=rank,
-        crowd=0 if hopeless else _CROWDS[group],
+        crowd=0 if hopeless else _CROWDS[block],
         counted=_surely(k, every(size)),
         loose=_surely(k + k // 4, every(size)),
         rows=rows,
@@ -119,11 +119,11 @@ def plan(size: int, k: int, group: int, processors: int) -> Plan:
         share=-(-n // (parts * rows * 128)),
         room=room,
         spill=spill,
-        whole=size % group == 0,
+        whole=size % block == 0,
         wide=-(-size // (items * 4096)),
         copies=COPIES if 4 * k > MANY else 1,
         warps=2 * WARPS if k > MANY else WARPS,
-        words=2 * parts + 2 * (parts * room + spill) + (n if group > 1 else 0),
+        words=2 * parts + 2 * (parts * room + spill) + (n if block > 1 else 0),
     )
 
 

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from gradwire.kernels.triton.bits import load_shared
 from gradwire.kernels.triton.select.bound import least_of
 from gradwire.kernels.triton.select.exact import edge_of, emit, emit_all
 from gradwire.kernels.triton.select.find import find, find_coarse
@@ -11,13 +12,14 @@ from gradwire.kernels.triton.select.turns import (
     BIN,
     BOUND,
     COARSE_BINS,
+    CROWDED,
     FINE,
     LEAST,
     PASSES,
     SPILLED,
+    STRATEGY,
     TOTAL,
     WANTED,
-    WAY,
 )
 
 BY_DIGITS = tl.constexpr(0)
@@ -26,21 +28,15 @@ WITH_ZEROS = tl.constexpr(2)
 
 
 @triton.jit
-def look(word):
-    """A word that another program of this launch may have written."""
-    return tl.load(word, cache_modifier=".cg")
-
-
-@triton.jit
-def choose_way(work, k, spill, threshold, count, words, item, COPIES: tl.constexpr):
-    """The way, and the coarse bin of the k-th magnitude; item 0 notes what later phases ask for.
+def choose_strategy(work, k, spill, threshold, count, record, item, COPIES: tl.constexpr):
+    """The strategy, and the coarse bin of the k-th magnitude. Item 0 notes them for later phases.
 
     With a threshold no more than what passes is wanted. Where the bound is the threshold's own, the
     candidates are just these, and if there is room for them they all win.
     """
-    t = look(work + BOUND)
-    total = look(work + TOTAL)
-    fits = look(work + SPILLED) <= spill
+    t = load_shared(work + BOUND)
+    total = load_shared(work + TOTAL)
+    fits = load_shared(work + SPILLED) <= spill
     least = 0
     if threshold is not None:
         least = least_of(threshold)
@@ -48,63 +44,63 @@ def choose_way(work, k, spill, threshold, count, words, item, COPIES: tl.constex
             k = tl.minimum(k, total)
     bin, above = find_coarse(work, k, COPIES)
     good = fits & (total >= k) & (bin < COARSE_BINS - 1)
-    way = tl.where(good, BY_BINS, BY_DIGITS)
+    strategy = tl.where(good, BY_BINS, BY_DIGITS)
     if threshold is None:
-        way = tl.where(fits & (total < k) & (t == 1), WITH_ZEROS, way)
+        strategy = tl.where(fits & (total < k) & (t == 1), WITH_ZEROS, strategy)
     else:
         all = fits & (total == k) & (t == least)
-        way = tl.where(all, BY_BINS, way)
+        strategy = tl.where(all, BY_BINS, strategy)
         bin = tl.where(all, -1, bin)
     if item == 0:
-        tl.store(work + WAY, way)
+        tl.store(work + STRATEGY, strategy)
         tl.store(work + BIN, bin)
         tl.store(work + ABOVE, above)
         tl.store(work + WANTED, k)
         tl.store(work + LEAST, least)
-        if words is not None:
+        if record is not None:
             # Crowded until the lowered edge is too high: then the sample has its turn again.
-            crowded = (total - k > k) | ((tl.load(words + 2) != 0) & (total >= k))
-            tl.store(words + 2, crowded.to(tl.int32))
+            crowded = (total - k > k) | ((tl.load(record + CROWDED) != 0) & (total >= k))
+            tl.store(record + CROWDED, crowded.to(tl.int32))
         if threshold is not None:
             tl.store(count, k)
-    return way, bin
+    return strategy, bin
 
 
 @triton.jit
 def emit_candidates(
-    work, cand, meta, t, shift, indices, values, words, item,
+    work, cand, meta, t, shift, indices, values, record, item,
     LISTS: tl.constexpr, LOOKS: tl.constexpr,
 ):  # fmt: skip
     """The k-th magnitude, and this item's winners among its candidates."""
-    bin = look(work + BIN)
+    bin = load_shared(work + BIN)
     edge = t - 1
     need = bin * 0
     if bin >= 0:
-        k = look(work + WANTED)
-        above = look(work + ABOVE)
+        k = load_shared(work + WANTED)
+        above = load_shared(work + ABOVE)
         low, more = find(work + FINE, 1 << shift, k - above, 64)
         edge = t + (bin << shift) + low
         need = k - above - more
-    emit(work, cand, meta, item * LISTS, edge, need, indices, values, words, item, LISTS, LOOKS)
+    emit(work, cand, meta, item * LISTS, edge, need, indices, values, record, item, LISTS, LOOKS)
 
 
 @triton.jit
 def emit_entries(
-    work, u, first, last, way, indices, values, count, words, item,
+    work, u, first, last, strategy, indices, values, count, record, item,
     ITEMS: tl.constexpr, LOOKS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """The winners among all of this item's entries, where the candidates do not serve."""
-    k = look(work + WANTED)
+    k = load_shared(work + WANTED)
     edge, need = edge_of(work, k, PASSES)
-    if way == WITH_ZEROS:
+    if strategy == WITH_ZEROS:
         edge = 0
-        need = k - look(work + TOTAL)
+        need = k - load_shared(work + TOTAL)
     if count is not None:
-        least = look(work + LEAST)
+        least = load_shared(work + LEAST)
         if edge < least:
             edge = least - 1
             need = 0
-    end = emit_all(work, u, first, last, edge, need, indices, values, words, item, LOOKS, ROWS)
+    end = emit_all(work, u, first, last, edge, need, indices, values, record, item, LOOKS, ROWS)
     if count is not None:
         if item == ITEMS - 1:
             tl.store(count, end)

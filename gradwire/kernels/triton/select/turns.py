@@ -9,6 +9,8 @@ programs the device runs at once, or on what else it runs. One program alone wou
 import triton
 import triton.language as tl
 
+from gradwire.kernels import last_selection
+
 # Words of the workspace (int32). The five counters, each on a cache line of its own, and COARSE are
 # zero between calls; the others are cleared in the first phase.
 TICKET = tl.constexpr(0)
@@ -16,12 +18,12 @@ DONE = tl.constexpr(32)
 TOTAL = tl.constexpr(64)
 SPILLED = tl.constexpr(96)
 LEFT = tl.constexpr(128)
-# The header: the bound, the width of a coarse bin, the way, the bin of the k-th magnitude (-1:
+# The header: the bound, the width of a coarse bin, the strategy, the bin of the k-th magnitude (-1:
 # every candidate wins), how many lie above that bin, k, and the least that a winner must be.
 HEADER = tl.constexpr(160)
 BOUND = tl.constexpr(160)
 SHIFT = tl.constexpr(161)
-WAY = tl.constexpr(162)
+STRATEGY = tl.constexpr(162)
 BIN = tl.constexpr(163)
 ABOVE = tl.constexpr(164)
 WANTED = tl.constexpr(165)
@@ -38,6 +40,9 @@ COARSE_BINS = tl.constexpr(2048)
 COPIES = 8
 WORDS = 2432 + (1 << 17) + 2048 * COPIES
 SEEN = tl.constexpr(1 << 62)
+# Places in the record of `LastSelection`; the threshold is at 0.
+LAST_INDEX = tl.constexpr(last_selection.LAST_INDEX)
+CROWDED = tl.constexpr(last_selection.CROWDED)
 
 
 @triton.jit
@@ -51,7 +56,7 @@ def striped(bin):
 
 
 @triton.jit
-def take(work):
+def next_ticket(work):
     """The next number."""
     return tl.atomic_add(work + TICKET, 1, sem="relaxed")
 
@@ -77,7 +82,7 @@ def finish(work):
 
 
 @triton.jit
-def leave(work):
+def reset_counters(work):
     """The last program to leave puts the counters back to zero for the next call."""
     if tl.atomic_add(work + LEFT, 1, sem="acq_rel") == tl.num_programs(0) - 1:
         tl.store(work + TICKET, 0)
