@@ -14,7 +14,7 @@ from torch import Tensor
 from gradwire.kernels.bisect_list import HALVINGS
 from gradwire.kernels.last_selection import LastSelection
 from gradwire.kernels.triton.bits import load_shared, magnitude
-from gradwire.kernels.triton.launch import Launcher, aligned
+from gradwire.kernels.triton.launch import Launcher
 from gradwire.kernels.triton.select.turns import (
     CROWDED,
     DONE,
@@ -232,7 +232,9 @@ def _halve(
     reset_counters(work)
 
 
-_launch = Launcher(_halve, num_warps=8, enable_fp_fusion=False)
+_launch = Launcher(
+    _halve, "where passed count work scratch record", num_warps=8, enable_fp_fusion=False
+)
 
 
 def bisect_list_triton(
@@ -250,9 +252,8 @@ def bisect_list_triton(
     items = 128 if room > 1 << 14 else 8
     work, scratch = workspace(32 + 17 * items, u.device)
     record = None if last_selection is None else last_selection.record
-    key = (items, u.dtype, last_selection is None, *aligned(u, indices, values))
     _launch(
-        items, key, u, where, passed, count, work, scratch, u, indices, values, record, u.numel(),
+        items, u, where, passed, count, work, scratch, u, indices, values, record, u.numel(),
         step, -(-u.numel() // step), room, k, items,
     )  # fmt: skip
     if last_selection is not None:

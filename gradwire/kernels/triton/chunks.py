@@ -116,9 +116,11 @@ def _many(u, indices, values, size, chunk, rows, each, last, LINES: tl.constexpr
     tl.store(values + out, raw.to(tl.float32, bitcast=True), mask=chosen > 0)
 
 
-_launch_few = Launcher(_few, num_warps=1)
+_launch_few = Launcher(_few, "indices values", num_warps=1)
 # 16 entries a thread: with more, those of a wide chunk do not stay in registers.
-_launch_many = {warps: Launcher(_many, num_warps=warps) for warps in (1, 2, 4, 8, 16, 32)}
+_launch_many = {
+    warps: Launcher(_many, "indices values", num_warps=warps) for warps in (1, 2, 4, 8, 16, 32)
+}
 
 
 def chunks_triton(
@@ -139,15 +141,14 @@ def chunks_triton(
     if maxima is not None and few:
         wide, blocks = _power(each), _power(chunk // block)
         side = max(1, TILE // max(wide * block, blocks))
-        key = (each, block, blocks, side, u.dtype, u.data_ptr() % 16, maxima.data_ptr() % 16)
         _launch_few(
-            -(-many // side), key, u, u, maxima, indices, values, size, chunk, rows, last,
+            -(-many // side), u, u, maxima, indices, values, size, chunk, rows, last,
             each, wide, block, blocks, side,
         )  # fmt: skip
         return indices, values
     lines = max(1, _power(chunk) // 128)
     _launch_many[max(1, lines // 4)](
-        many, (lines, u.dtype, u.data_ptr() % 16), u, u, indices, values, size, chunk, rows, each,
+        many, u, u, indices, values, size, chunk, rows, each,
         last, lines,
     )  # fmt: skip
     return indices, values

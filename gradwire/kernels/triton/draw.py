@@ -122,9 +122,9 @@ def _pick(u, indices, values, k, TILE: tl.constexpr):
     tl.store(values + i, tl.load(u + index, mask=real, other=0), mask=real)
 
 
-_launch_pick = Launcher(_pick, num_warps=4)
-_launch_drop = Launcher(_drop, num_warps=4)
-_launch_rank = Launcher(_rank, num_warps=4)
+_launch_pick = Launcher(_pick, "values", num_warps=4)
+_launch_drop = Launcher(_drop, "work cells", num_warps=4)
+_launch_rank = Launcher(_rank, "work cells indices", num_warps=4)
 
 
 def draw_triton(
@@ -150,17 +150,14 @@ def draw_triton(
     cells = torch.empty(buckets * room, dtype=torch.int32, device=device)
     a, b = grid(size)
     factor = min((buckets << 31) // size, 2**31 - 1)
-    # Triton has a type for numbers of 32 bits, and another for the rest.
-    key = (draws.data_ptr() % 16, -(2**31) <= stream < 2**31)
     _launch_drop(
-        max(1, -(-k // (TILE * patient))), key, draws, work, cells, draws, k, size, a, b, stream,
+        max(1, -(-k // (TILE * patient))), draws, work, cells, draws, k, size, a, b, stream,
         factor, room, TILE,
     )  # fmt: skip
     slots = 0 if ends is None else ends.numel()
     looks, steps = 1 << (items - 1).bit_length(), slots.bit_length()
-    aligned = [x.data_ptr() % 16 for x in (draws, ends, shifts) if x is not None]
     _launch_rank(
-        items, (looks, steps, *aligned), draws, work, cells, draws, ends, shifts, indices,
+        items, draws, work, cells, draws, ends, shifts, indices,
         buckets, share, slots, room, looks, steps, SIDE,
     )  # fmt: skip
     return indices, constant(k, device)
@@ -170,6 +167,5 @@ def pick_triton(u: Tensor, indices: Tensor) -> Tensor:
     """See `pick`. Moves 40 bytes an entry."""
     k = indices.numel()
     values = torch.empty(k, dtype=u.dtype, device=u.device)
-    key = (u.dtype, u.data_ptr() % 16)
-    _launch_pick(max(1, -(-k // (2 * TILE))), key, u, u, indices, values, k, 2 * TILE)
+    _launch_pick(max(1, -(-k // (2 * TILE))), u, u, indices, values, k, 2 * TILE)
     return values

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.kernels.triton.launch import Launcher, aligned
+from gradwire.kernels.triton.launch import Launcher
 
 TILE = 1024
 PARTS = 512
@@ -58,8 +58,8 @@ def _join(
         tl.store(count, every)
 
 
-_launch_count = Launcher(_count, num_warps=4)
-_launch_join = Launcher(_join, num_warps=4)
+_launch_count = Launcher(_count, "counts ascending", num_warps=4)
+_launch_join = Launcher(_join, "where values count ascending counts", num_warps=4)
 
 
 def join_triton(lists: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -74,10 +74,9 @@ def join_triton(lists: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     share = max(1, -(-n // (TILE * PARTS)))
     parts = max(1, -(-n // (TILE * share)))
     counts = torch.empty(parts, dtype=torch.int32, device=u.device)
-    key = (u.dtype, *aligned(u))
-    _launch_count(parts, (), u, counts, ascending, n, size, share, TILE)
+    _launch_count(parts, u, counts, ascending, n, size, share, TILE)
     _launch_join(
-        parts, key, u, where, values, count, ascending, counts, u, n, size, room, parts, share,
+        parts, u, where, values, count, ascending, counts, u, n, size, room, parts, share,
         PARTS, TILE,
     )  # fmt: skip
     return where, values, count

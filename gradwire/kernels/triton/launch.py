@@ -1,29 +1,36 @@
-"""Launching a kernel, by Triton or past it.
+"""Launch a kernel, by Triton or past it.
 
-Triton looks at every argument of every launch to find the right compilation. With REUSE the caller
-names it, and after the first launch nothing is looked at: at bucket sizes that is half of the step.
+Triton looks at every argument of every launch to find the right compilation. With REUSE a short key
+is derived from the arguments instead. After the first launch with a key Triton is not asked again:
+at bucket sizes that is half of the step.
+
+Triton's private names, which a new version may move, are used here only: `driver`, `fn`, `kwargs`
+and `do_not_specialize` of a kernel, and `run`, `function` and `packed_metadata` of a compilation.
+`tests/kernels/test_launch.py` compares the keys with Triton's own specialisation.
 """
 
 import functools
-from collections.abc import Hashable
+import inspect
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
+import triton.language as tl
 from torch import Tensor
 from triton.runtime import driver
 
-REUSE = True
+__all__ = ["REUSE", "Launcher", "driver", "overtakes"]
+
+# On AMD Triton compiles for the size of the storage, too, which the keys do not hold.
+REUSE = torch.version.hip is None
 """Results do not depend on it, the time of small sizes does."""
 
-
-def aligned(*tensors: Tensor) -> tuple[bool, ...]:
-    """Which of them begin at a multiple of 16: Triton compiles for that, argument by argument."""
-    return tuple([tensor.data_ptr() % 16 == 0 for tensor in tensors])
+_INT32 = 2**31
 
 
 @functools.cache
 def overtakes(device: int) -> bool:
-    """Whether a kernel can begin on that CUDA device before the one before it has ended."""
+    """Return True if a kernel can begin on that CUDA device before the one before it has ended."""
     return (
         device >= 0
         and torch.version.hip is None
@@ -34,39 +41,80 @@ def overtakes(device: int) -> bool:
 class Launcher:
     """A kernel with its launch options.
 
-    `key` must tell compilations apart: it holds all constexpr arguments, the dtypes, which
-    arguments are None and which addresses are not multiples of 16. Integer arguments must be in the
-    kernel's do_not_specialize.
+    Its arguments are of four kinds. Integers are in the kernel's do_not_specialize, and never bool.
+    `fixed` names floats, and tensors whose alignment never changes and whose dtype follows from
+    other arguments: most are new allocations. The others are constexpr, or tensors of any dtype and
+    alignment. Tensors and `fixed` may be None. A dtype of Triton's is named DTYPE.
+    do_not_specialize_on_alignment holds tensors of one entry, which may lie anywhere.
 
     overlap_launch: the kernel is launched while the one before it runs, where the device can do it,
     which saves a microsecond. Its last argument, a constexpr that is given here, says so: it must
     then call `gdc_wait` before it touches memory.
     """
 
-    def __init__(self, kernel: Any, overlap_launch: bool = False, **options: Any) -> None:
+    def __init__(
+        self, kernel: Any, fixed: str = "", overlap_launch: bool = False, **options: Any
+    ) -> None:
         self._kernel = kernel
         self._overlap_launch = overlap_launch
         self._options = options
         self._compiled: dict[Hashable, Any] = {}
+        self.fixed = fixed.split()
+        self.key = _key_function(kernel, self.fixed)
 
-    def __call__(self, grid: int, key: Hashable, on: Tensor, *args: Any) -> None:
+    def __call__(self, grid: int, on: Tensor, *args: Any) -> None:
         """Launch `grid` programs on the current stream of the device of `on`."""
         device = on.get_device()
         if device >= 0 and device != torch._C._cuda_getDevice():
             with torch.cuda.device(device):
-                return self(grid, key, on, *args)
+                return self(grid, on, *args)
         if self._overlap_launch:
             args = (*args, overtakes(device))
-        compiled = self._compiled.get((device, key))
+        key = self.key(device, *args)
+        compiled = self._compiled.get(key)
         if compiled is None:
             # Triton's interpreter returns None, and nothing is kept.
-            early = {"launch_pdl": True} if self._overlap_launch and overtakes(device) else {}
-            compiled = self._kernel[(grid,)](*args, **self._options, **early)
+            overlap = {"launch_pdl": True} if self._overlap_launch and overtakes(device) else {}
+            compiled = self._kernel[(grid,)](*args, **self._options, **overlap)
             if REUSE and compiled is not None:
-                self._compiled[device, key] = compiled
+                self._compiled[key] = compiled
             return
         stream = driver.active.get_current_stream(device)
         # The three None are the hooks of a profiler, which nobody uses here.
         compiled.run(
             grid, 1, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *args
         )
+
+
+def _key_function(kernel: Any, fixed: list[str]) -> Callable[..., Hashable]:
+    """Return the function of (device, *arguments) whose result tells compilations apart.
+
+    It is generated once per kernel, as Triton generates its own: a loop over thirty arguments would
+    take longer than the rest of a launch.
+    """
+    parameters = inspect.signature(kernel.fn).parameters
+    # Triton's interpreter keeps the options of `triton.jit` in `kwargs`.
+    options = getattr(kernel, "kwargs", None) or vars(kernel)
+    integers = list(options.get("do_not_specialize") or ())
+    anywhere = list(options.get("do_not_specialize_on_alignment") or ())
+    unknown = {*fixed, *integers, *anywhere} - set(parameters)
+    assert not unknown, f"{kernel.fn.__name__} has no {unknown}"
+    parts = ["_device"]
+    for name, parameter in parameters.items():
+        if parameter.annotation in (tl.constexpr, "tl.constexpr"):
+            # Triton hashes its dtypes in Python: the name is as good, and quicker.
+            parts.append(f"{name}.name" if name == "DTYPE" else name)
+        elif name in fixed:
+            parts.append(f"{name} is None")
+        elif name in anywhere:
+            parts.append(f"None if {name} is None else {name}.dtype")
+        elif name not in integers:
+            parts.append(f"None if {name} is None else {name}.dtype")
+            parts.append(f"None if {name} is None else {name}.data_ptr() % 16 == 0")
+    if integers:
+        # Triton has types of 32 and of 64 bits. All but a few integers are below 2^31: their bits
+        # together tell.
+        each = [f"({n} < -{_INT32}) + ({n} >= {_INT32}) + ({n} >= {2**63})" for n in integers]
+        small = f"0 <= {' | '.join(integers)} < {_INT32}"
+        parts.append(f"{small} or not any(_wide := ({', '.join(each)},)) or _wide")
+    return eval(f"lambda _device, {', '.join(parameters)}: ({', '.join(parts)},)")

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire.kernels.side_stream import Target
-from gradwire.kernels.triton.launch import Launcher, aligned
+from gradwire.kernels.triton.launch import Launcher
 from gradwire.kernels.triton.scan import locate
 from gradwire.kernels.triton.target import tiles_of
 
@@ -55,7 +55,7 @@ def _search(first, targets, capacity, there, SEEKERS: tl.constexpr):
 @triton.jit(do_not_specialize=["stride", "size", "capacity", "ranks", "length"])
 def _decode(
     out, ok, gathered, own, common, rows, stride, size, capacity, ranks, length,
-    VALUES: tl.constexpr, RANKS: tl.constexpr, SPAN: tl.constexpr, FILL: tl.constexpr,
+    DTYPE: tl.constexpr, RANKS: tl.constexpr, SPAN: tl.constexpr, FILL: tl.constexpr,
     ALIGNED: tl.constexpr, PIECES: tl.constexpr, ZEROED: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
@@ -95,7 +95,7 @@ def _decode(
         high = tl.sum(tl.where(seeker == 2 * rank + 1, edges, 0))
         offset = rank * stride.to(tl.int64)
         indices = gathered + 8 + offset if common is None else common
-        given = (body + offset).to(tl.pointer_type(VALUES))
+        given = (body + offset).to(tl.pointer_type(DTYPE))
         for at in range(low, high, 256):
             inside = at + lane < high
             index = tl.load(indices + at + lane, mask=inside, other=-1)
@@ -108,7 +108,7 @@ def _decode(
 
 
 DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16}
-_launch = Launcher(_decode, num_warps=WARPS, enable_fp_fusion=False)
+_launch = Launcher(_decode, "ok rows", num_warps=WARPS, enable_fp_fusion=False)
 
 
 def mean_of_messages_triton(
@@ -128,13 +128,8 @@ def mean_of_messages_triton(
     part = tiles_of(into, span)
     ok = torch.empty((), dtype=torch.bool, device=gathered.device)
     words, target = gathered.view(torch.int32), part.gradient
-    known = None if common is None else common.data_ptr() % 16
-    key = (
-        values, ranks, known, *aligned(gathered, own), part.aligned, part.pieces, into.zeroed,
-        None if target is None else target.data_ptr() % 16,
-    )  # fmt: skip
     _launch(
-        part.tiles, key, gathered, target, ok, words, own.view(torch.int32), common, part.rows,
+        part.tiles, gathered, target, ok, words, own.view(torch.int32), common, part.rows,
         stride // 4, size, capacity, ranks, part.length, DTYPES[values],
         1 << (ranks - 1).bit_length(), span, FILL, part.aligned, part.pieces, into.zeroed,
     )  # fmt: skip

@@ -56,7 +56,10 @@ def _tile(
     largest(magnitude(u), maxima, here // BLOCK, left, finite, bad, BLOCK, ROWS)
 
 
-@triton.jit(do_not_specialize=["factor", "every", "length", "span"])
+@triton.jit(
+    do_not_specialize=["every", "length", "span"],
+    do_not_specialize_on_alignment=["unscale", "finite"],
+)
 def _momentum(
     residual, velocity, gradient, maxima, counts, record, unscale, finite, factor, rows, every,
     length, span,
@@ -83,7 +86,9 @@ def _momentum(
         tally(counts, record, residual, maxima, place + start, left, every, BLOCK, TILE, UNIT)
 
 
-_launch = Launcher(_momentum, num_warps=WARPS, enable_fp_fusion=False)
+_launch = Launcher(
+    _momentum, "counts record unscale finite factor rows", num_warps=WARPS, enable_fp_fusion=False
+)
 
 
 def momentum_triton(
@@ -103,14 +108,8 @@ def momentum_triton(
     record = None if counts is None or last_selection is None else last_selection.record
     for part in piece_tables(residual.numel(), residual.device, pieces, maxima is not None, TILE):
         given = part.gradient
-        key = (
-            block, part.pieces, part.dtype, part.aligned, unscale is None, nesterov,
-            residual.data_ptr() % 16, velocity.data_ptr() % 16,
-            None if given is None else given.data_ptr() % 16,
-            None if maxima is None else (maxima.dtype, maxima.data_ptr() % 16), counts is None,
-        )  # fmt: skip
         _launch(
-            part.tiles, key, residual, residual, velocity, given, maxima, counts, record, unscale,
+            part.tiles, residual, residual, velocity, given, maxima, counts, record, unscale,
             finite, factor, part.rows, every(residual.numel()), part.length, part.span,
             DTYPES[part.dtype], part.aligned, part.pieces, block, TILE, UNIT, nesterov,
         )  # fmt: skip

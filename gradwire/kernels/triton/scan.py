@@ -102,7 +102,10 @@ def _tile(
     largest(magnitude(u), maxima, (place + start) // BLOCK, left, finite, bad, BLOCK, ROWS)
 
 
-@triton.jit(do_not_specialize=["every", "length", "span"])
+@triton.jit(
+    do_not_specialize=["every", "length", "span"],
+    do_not_specialize_on_alignment=["unscale", "finite", "skipped"],
+)
 def _scan(
     residual, gradient, maxima, counts, unscale, finite, rows, record, skipped, every, length, span,
     DTYPE: tl.constexpr, ALIGNED: tl.constexpr, PIECES: tl.constexpr, BLOCK: tl.constexpr,
@@ -136,7 +139,10 @@ def _scan(
         tally(counts, record, residual, maxima, place + start, left, every, BLOCK, TILE, UNIT)
 
 
-_launch = Launcher(_scan, overlap_launch=True, num_warps=WARPS, enable_fp_fusion=False)
+_launch = Launcher(
+    _scan, "counts unscale finite rows record skipped", overlap_launch=True,
+    num_warps=WARPS, enable_fp_fusion=False,
+)  # fmt: skip
 
 
 def scan_triton(
@@ -170,14 +176,8 @@ def scan_part(
 ) -> None:
     """One pass over the tiles of `part`."""
     given = part.gradient
-    key = (
-        block, part.pieces, part.dtype, part.aligned, residual.dtype, unscale is None,
-        residual.data_ptr() % 16, None if given is None else given.data_ptr() % 16,
-        None if maxima is None else (maxima.dtype, maxima.data_ptr() % 16), finite is None,
-        record is None, counts is None, skipped is None,
-    )  # fmt: skip
     _launch(
-        part.tiles, key, residual, residual, given, maxima, counts, unscale, finite, part.rows,
+        part.tiles, residual, residual, given, maxima, counts, unscale, finite, part.rows,
         record, skipped, every(residual.numel()), part.length, part.span, DTYPES[part.dtype],
         part.aligned, part.pieces, block, TILE, UNIT,
     )  # fmt: skip

@@ -4,12 +4,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.kernels.triton.launch import Launcher, aligned
+from gradwire.kernels.triton.launch import Launcher
 
 TILE = 256
 
 
-@triton.jit(do_not_specialize=["count", "size"])
+@triton.jit(do_not_specialize=["count", "size"], do_not_specialize_on_alignment=["skipped"])
 def _settle(buffer, indices, values, skipped, count, size, TILE: tl.constexpr):
     i = tl.program_id(0) * TILE + tl.arange(0, TILE)
     happened = tl.load(skipped) == 0
@@ -23,12 +23,11 @@ def _settle(buffer, indices, values, skipped, count, size, TILE: tl.constexpr):
         tl.store(buffer + size.to(tl.int64), 0.0)
 
 
-_launch = Launcher(_settle, num_warps=4, enable_fp_fusion=False)
+_launch = Launcher(_settle, "skipped", num_warps=4, enable_fp_fusion=False)
 
 
 def settle_triton(buffer: Tensor, indices: Tensor, values: Tensor, skipped: Tensor) -> None:
     """See `settle`. Moves 8 bytes and two sectors of 32 an entry."""
     count = indices.numel()
-    key = (buffer.dtype, values.dtype, *aligned(buffer, indices, values))
     grid = max(1, -(-count // TILE))
-    _launch(grid, key, buffer, buffer, indices, values, skipped, count, buffer.numel() - 1, TILE)
+    _launch(grid, buffer, buffer, indices, values, skipped, count, buffer.numel() - 1, TILE)

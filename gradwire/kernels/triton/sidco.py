@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gradwire.kernels.sidco import EVERY, FEW, FIRST, MANY
 from gradwire.kernels.triton.bits import load_shared
-from gradwire.kernels.triton.launch import Launcher, aligned
+from gradwire.kernels.triton.launch import Launcher
 from gradwire.kernels.triton.select.turns import DONE, finish, next_ticket, reset_counters, wait
 from gradwire.kernels.triton.workspace import workspace
 
@@ -108,7 +108,7 @@ def _fit(
     reset_counters(work)
 
 
-_launch_fit = Launcher(_fit, num_warps=4, enable_fp_fusion=False)
+_launch_fit = Launcher(_fit, "out work scratch whole rest", num_warps=4, enable_fp_fusion=False)
 
 
 def sidco_fit_triton(u: Tensor, step: int, share: float, stages: Tensor, most: int) -> Tensor:
@@ -117,9 +117,8 @@ def sidco_fit_triton(u: Tensor, step: int, share: float, stages: Tensor, most: i
     out = torch.empty((), dtype=torch.float32, device=u.device)
     work, scratch = workspace(COPY.value + n, u.device)
     items = min(LIMIT, 1 << ((n - 1) // TILE).bit_length())
-    key = (items, u.dtype, stages.dtype, *aligned(u, stages))
     _launch_fit(
-        items, key, u, out, work, scratch, u, stages, math.log(1 / share), math.log(FIRST / share),
+        items, u, out, work, scratch, u, stages, math.log(1 / share), math.log(FIRST / share),
         step, n, most, items, TILE,
     )  # fmt: skip
     return out
@@ -138,12 +137,11 @@ def _adapt(stages, calls, ratios, count, share, most):
 
 
 # One warp reads everything before it writes.
-_launch_adapt = Launcher(_adapt, num_warps=1, enable_fp_fusion=False)
+_launch_adapt = Launcher(_adapt, "share", num_warps=1, enable_fp_fusion=False)
 
 
 def sidco_adapt_triton(
     stages: Tensor, calls: Tensor, ratios: Tensor, count: Tensor, k: int, most: int
 ) -> None:
     """See `sidco_adapt`."""
-    key = aligned(stages, calls, ratios, count)
-    _launch_adapt(1, key, stages, stages, calls, ratios, count, 1 / max(1, k), most)
+    _launch_adapt(1, stages, stages, calls, ratios, count, 1 / max(1, k), most)

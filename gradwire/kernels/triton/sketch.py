@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire.kernels.triton.hashing import fmix32
-from gradwire.kernels.triton.launch import Launcher, aligned
+from gradwire.kernels.triton.launch import Launcher
 
 TILE = 1024
 LOOK = 256
@@ -61,17 +61,16 @@ def _query(
         tl.store(maxima + g, each, mask=g * BLOCK < size)
 
 
-_insert_launch = Launcher(_insert, num_warps=4, enable_fp_fusion=False)
-_query_launch = Launcher(_query, num_warps=4, enable_fp_fusion=False)
+_insert_launch = Launcher(_insert, "table", num_warps=4, enable_fp_fusion=False)
+_query_launch = Launcher(_query, "out maxima", num_warps=4, enable_fp_fusion=False)
 
 
 def insert_triton(u: Tensor, columns: int, seeds: Tensor, factor: Tensor) -> Tensor:
     """See `insert_torch`. Reads u once; rows atomics of 8 bytes an entry."""
     rows = seeds.numel()
     table = torch.zeros(rows, columns, dtype=torch.int64, device=u.device)
-    key = (rows, *aligned(u, table, seeds, factor))
     grid = -(-u.numel() // TILE)
-    _insert_launch(grid, key, u, u, table, seeds, factor, u.numel(), columns, rows, TILE)
+    _insert_launch(grid, u, u, table, seeds, factor, u.numel(), columns, rows, TILE)
     return table
 
 
@@ -82,15 +81,7 @@ def query_triton(
     rows, columns = table.shape
     out = torch.empty(size, dtype=torch.float32, device=table.device)
     maxima = out.new_empty(-(-size // block)) if block else None
-    key = (
-        rows,
-        block,
-        *aligned(table, seeds, out),
-        None if maxima is None else maxima.data_ptr() % 16,
-    )
     grid = -(-size // LOOK)
     room = 1 << (rows - 1).bit_length()
-    _query_launch(
-        grid, key, out, table, seeds, out, maxima, size, columns, rows, room, block or 1, LOOK
-    )
+    _query_launch(grid, out, table, seeds, out, maxima, size, columns, rows, room, block or 1, LOOK)
     return out, maxima

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gradwire.kernels.threshold import ROUNDS, STEP, Rule, find_threshold_torch
 from gradwire.kernels.triton.bits import bits_of, load_shared, magnitude
-from gradwire.kernels.triton.launch import Launcher, aligned
+from gradwire.kernels.triton.launch import Launcher
 from gradwire.kernels.triton.select.counts import LOW
 from gradwire.kernels.triton.select.turns import LEFT, TOTAL
 from gradwire.kernels.triton.workspace import workspace
@@ -146,7 +146,7 @@ def _level(
         tl.store(work + LEFT, 0)
 
 
-_launch_level = Launcher(_level, num_warps=8)
+_launch_level = Launcher(_level, "out work scratch scale", num_warps=8)
 
 
 def find_threshold_triton(
@@ -166,12 +166,8 @@ def find_threshold_triton(
     share = max(1, -(-size // (TILE * PARTS)))
     parts = -(-size // (TILE * share))
     most = 4096 if m <= 4096 else MOST
-    key = (
-        rule, most, u.dtype, maxima.dtype, *aligned(u, maxima),
-        far is not None and (far.dtype, *aligned(far)),
-    )  # fmt: skip
     _launch_level(
-        len(ranks) + means + parts, key, u, out, work, scratch, u, maxima, far, float(scale),
+        len(ranks) + means + parts, u, out, work, scratch, u, maxima, far, float(scale),
         step, n, every, m, ranks[0], ranks[-1], size, share, int(rule), most, TILE,
     )  # fmt: skip
     return out.view(torch.float32)
@@ -186,13 +182,12 @@ def _once(out, kept, u, scale, step, n, TILE: tl.constexpr):
     tl.store(out, tl.maximum(magnitude(size) - 1, 0))
 
 
-_launch_once = Launcher(_once, num_warps=8)
+_launch_once = Launcher(_once, "out scale", num_warps=8)
 
 
 def first_threshold_triton(kept: Tensor, u: Tensor, step: int, scale: float) -> Tensor:
     """See `first_threshold`. Moves 32 bytes for each sampled entry, the first time."""
     n = -(-u.numel() // step)
     out = torch.empty((), dtype=torch.int32, device=u.device)
-    key = (u.dtype, *aligned(u, kept))
-    _launch_once(1, key, u, out, kept, u, scale * n**0.5, step, n, TILE)
+    _launch_once(1, u, out, kept, u, scale * n**0.5, step, n, TILE)
     return out.view(torch.float32)

@@ -143,9 +143,9 @@ def _each(
     tl.store((out + before).to(tl.pointer_type(tl.float32)) + i, value, mask=there)
 
 
-_launch_count = Launcher(_count, num_warps=4)
-_launch_entries = Launcher(_entries, num_warps=8, enable_fp_fusion=False)
-_launch_each = Launcher(_each, num_warps=4, enable_fp_fusion=False)
+_launch_count = Launcher(_count, "counts", num_warps=4)
+_launch_entries = Launcher(_entries, "out counts", num_warps=8, enable_fp_fusion=False)
+_launch_each = Launcher(_each, "out", num_warps=4, enable_fp_fusion=False)
 
 
 def unpack_triton(
@@ -159,21 +159,20 @@ def unpack_triton(
     given, target = messages.view(torch.int32), out.view(torch.int32)
     split, words = parts_of(encoding.indices, size, capacity)
     code, values = INDICES[encoding.indices], NOTHING if bare else VALUES[encoding.values]
-    key = (code, values, messages.data_ptr() % 16, PARTS)
     if encoding.indices not in ("packed", "bitmap"):
         tiles = max(1, -(-capacity // TILE))
         _launch_each(
-            ranks * tiles, key, out, target, given, stride, length // 4, size, capacity, split,
+            ranks * tiles, out, target, given, stride, length // 4, size, capacity, split,
             words, tiles, code, values, TILE,
         )  # fmt: skip
         return out
     share = max(1, -(-words // (WORDS * PARTS)))
     parts = max(1, -(-words // (WORDS * share)))
     counts = torch.empty(ranks * parts, dtype=torch.int32, device=messages.device)
-    _launch_count(ranks * parts, key[2:], out, counts, given, stride, split, words, parts, share,
+    _launch_count(ranks * parts, out, counts, given, stride, split, words, parts, share,
                   WORDS)  # fmt: skip
     _launch_entries(
-        ranks * parts, key, out, target, given, counts, stride, length // 4, size, capacity,
+        ranks * parts, out, target, given, counts, stride, length // 4, size, capacity,
         low_bits(size, capacity), split, words, parts, share, code, values, WORDS, PARTS, TILE,
     )  # fmt: skip
     return out

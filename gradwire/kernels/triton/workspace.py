@@ -2,8 +2,8 @@
 
 import torch
 from torch import Tensor
-from triton.runtime import driver
 
+from gradwire.kernels.triton.launch import driver
 from gradwire.kernels.triton.select.turns import WORDS
 
 FLAGS = 256

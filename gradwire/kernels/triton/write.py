@@ -37,7 +37,7 @@ from gradwire.kernels.triton.codes import (
     quantised,
     random_halves,
 )
-from gradwire.kernels.triton.launch import Launcher, aligned
+from gradwire.kernels.triton.launch import Launcher
 from gradwire.types import Sparse
 
 if TYPE_CHECKING:
@@ -178,7 +178,10 @@ def _put_words(
         tl.store(out + split + w, word, mask=w < words)
 
 
-@triton.jit(do_not_specialize=["key", "capacity", "size", "low", "split", "words", "room", "tiles"])
+@triton.jit(
+    do_not_specialize=["key", "capacity", "size", "low", "split", "words", "room", "tiles"],
+    do_not_specialize_on_alignment=["count", "finite", "step"],
+)
 def _write_message(
     out, seen, template, indices, values, count, finite, step, key, capacity, size, low, split,
     words, room, tiles, limit, CODE: tl.constexpr, VALUES: tl.constexpr, LEVELS: tl.constexpr,
@@ -205,7 +208,7 @@ def _write_message(
         tl.store(out + w, word)
 
 
-_launch = Launcher(_write_message, num_warps=4, enable_fp_fusion=False)
+_launch = Launcher(_write_message, "out seen template limit", num_warps=4, enable_fp_fusion=False)
 
 
 def write_message_triton(
@@ -229,10 +232,8 @@ def write_message_triton(
     tiles = max(1, tiles)
     # As int32, so that it is of one type whatever its value.
     step, key = (None, 0) if noise is None else (noise.step, noise.key - (1 << 31))
-    where = aligned(template, values, indices)
-    shape = (encoding, values.dtype, sparse.count.dtype, finite.dtype, same, where)
     _launch(
-        tiles + -(-split // WORDS) + -(-words // WORDS), shape, out, out.view(torch.int32), seen,
+        tiles + -(-split // WORDS) + -(-words // WORDS), out, out.view(torch.int32), seen,
         template.view(torch.int32), indices, values, sparse.count, finite, step, key, capacity,
         sparse.size, low_bits(sparse.size, capacity), split, words, room, tiles, limit,
         INDICES[encoding.indices], VALUES[encoding.values], LEVELS.get(encoding.values, 0),

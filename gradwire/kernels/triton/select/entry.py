@@ -12,10 +12,17 @@ from gradwire.kernels.triton.select.phases import prune_parts, store_bound, winn
 from gradwire.kernels.triton.select.sizes import PRUNE_WARPS, WARPS, launch_sizes, processors
 from gradwire.kernels.triton.workspace import workspace
 
-_launch_bound = Launcher(store_bound, num_warps=8)
+_launch_bound = Launcher(store_bound, "work record", num_warps=8)
 # With more registers not all of its programs would run at once.
-_launch_prune = Launcher(prune_parts, num_warps=PRUNE_WARPS, maxnreg=64)
-_launch_topk = {warps: Launcher(winners, num_warps=warps) for warps in (WARPS, 2 * WARPS)}
+_launch_prune = Launcher(
+    prune_parts, "work counts scratch scale record", num_warps=PRUNE_WARPS, maxnreg=64
+)
+_launch_topk = {
+    warps: Launcher(
+        winners, "work counts scratch_at scale indices values count record", num_warps=warps
+    )
+    for warps in (WARPS, 2 * WARPS)
+}
 
 
 def topk_triton(
@@ -85,23 +92,17 @@ def _select(
     p = launch_sizes(size, k, block if maxima is not None else 1, processors(device))
     rank = p.rank if counts is None else p.counted
     work, room = workspace(p.words, device)
-    # Slices may begin anywhere; everything else is an allocation of its own.
-    at = 0 if threshold is None else threshold.data_ptr() % 16
-    key = (
-        p.shape, u.dtype, u.data_ptr() % 16, ruling.dtype, ruling.data_ptr() % 16, counts is None,
-        last_selection is None, count is None, at, scale is None,
-    )  # fmt: skip
     record = None if last_selection is None else last_selection.record
     if p.begin:
         if counts is None:
-            _launch_bound(1, key, u, work, ruling, threshold, record, p.n, rank, p.crowd, p.sample)
+            _launch_bound(1, u, work, ruling, threshold, record, p.n, rank, p.crowd, p.sample)
         _launch_prune(
-            p.items * p.lists, key, u, work, u, ruling, counts, room, threshold, scale, record,
+            p.items * p.lists, u, work, u, ruling, counts, room, threshold, scale, record,
             size, p.n, rank, p.loose, p.crowd, p.share, p.room, p.spill, p.items * p.lists, p.block,
             p.rows, p.threads, p.whole, p.copies,
         )  # fmt: skip
     _launch_topk[p.warps](
-        p.items, key, u, work, u, ruling, counts, room, threshold, scale, indices, values, count,
+        p.items, u, work, u, ruling, counts, room, threshold, scale, indices, values, count,
         record, size, k, p.n, rank, p.loose, p.crowd, p.share, p.room, p.spill, p.wide, p.items,
         p.lists, p.looks, p.block, p.sample, p.rows, p.threads, p.whole, p.begin, p.copies,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""How topk's launches are cut up: by size, by k, by the number of multiprocessors."""
+"""The sizes of the selection's launches: by size, by k, by the number of multiprocessors."""
 
 import functools
 import math
@@ -14,7 +14,7 @@ LISTS = 8
 UNIT = 2048
 """Entries whose block maxima the scan counts, or does not count, together."""
 _CROWDS = {1: 2, 16: 3, 32: 16, 64: 16}
-"""`LaunchSizes.crowd` by the size of a block: what `room` and `spill` below hold."""
+"""`LaunchSizes.crowd` for each size of a block: what `room` and `spill` below hold."""
 ALONE = 8192
 """Maxima an item from which on phase 0 has launches of its own."""
 MANY = 1 << 18
@@ -24,53 +24,53 @@ are copies of the coarse bins."""
 
 @dataclass(frozen=True)
 class LaunchSizes:
-    """The arguments of the kernels for one size and k.
-
-    items: programs of the last launch, and parts of the work in each of its phases. lists: parts of
-    phase 0 an item. begin: 0 when phase 0 is part of the last launch, 1 when launches of their own
-    do it. n: maxima, or entries where there are none. sample: how many of them the bound is taken
-    from. rank: how many of those must reach it. crowd: more than that many times the rank means
-    ties, for whose entries there would be no room; 0: no bound is looked for. counted: the rank
-    where the scan has counted; loose: that of a quarter more entries. rows: tiles of phase 0, in
-    rows of 128. threads: of its programs. share: tiles of maxima, or entries, a part. room:
-    candidates a part keeps. spill: candidates in common. whole: no block is cut short. wide: tiles
-    of 4096 entries an item, in the slower path. copies: of the coarse bins. warps: of the last
-    launch. words: int32 of scratch.
-    """
+    """The arguments of the kernels for one size and k. README.md tells of the phases."""
 
     items: int
+    """Programs of `winners`, and parts of the work in each of its phases."""
     lists: int
+    """Parts of phase 0 per item."""
     begin: int
+    """The first phase of `winners`. 0: all are in one launch. 1: phase 0 has launches of its own."""
     block: int
+    """Entries per maximum; 1 if there are no maxima."""
     n: int
+    """The number of maxima, or of entries if there are no maxima."""
     sample: int
+    """The number of maxima, or entries, in the sample that the bound is taken from."""
     rank: int
+    """The number of the sample that must reach the bound."""
     crowd: int
+    """More than `crowd` times the rank means ties, for which there is no room. 0: no bound helps."""
     counted: int
+    """The rank if the scan has counted."""
     loose: int
+    """As `counted`, for a quarter more entries."""
     rows: int
+    """The size of a tile of phase 0, in rows of 128."""
     threads: int
+    """Threads per program of phase 0."""
     share: int
+    """Tiles of maxima, or of entries, per part of phase 0."""
     room: int
+    """Candidates that each part keeps in its own list."""
     spill: int
+    """Candidates in the list that all parts share."""
     whole: bool
+    """True: the size is a multiple of `block`, so no block is cut short."""
     wide: int
+    """Tiles of 4096 entries per item in the passes over all of u."""
     copies: int
+    """Copies of the coarse bins."""
     warps: int
+    """Warps per program of `winners`."""
     words: int
+    """int32 words of scratch."""
 
     @functools.cached_property
     def looks(self) -> int:
-        """A power of two that holds the items."""
+        """The power of two that is `items` or the next above it."""
         return 1 << (self.items - 1).bit_length()
-
-    @functools.cached_property
-    def shape(self) -> tuple[int, ...]:
-        """What the compiled kernels depend on."""
-        return (
-            self.items, self.lists, self.begin, self.block, self.rows, self.threads, self.whole,
-            self.copies, self.warps,
-        )  # fmt: skip
 
 
 def every(size: int) -> int:
@@ -80,7 +80,7 @@ def every(size: int) -> int:
 
 @functools.lru_cache(maxsize=512)
 def launch_sizes(size: int, k: int, block: int, processors: int) -> LaunchSizes:
-    """The plan for k of `size` entries with maxima of `block`; 1 looks at the entries themselves.
+    """Return the sizes for k of `size` entries with maxima of `block`; 1: there are no maxima.
 
     Scratch: at most size / 8 + 8 k words with the maxima counted.
     """
