@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradwire.kernels.chunks import chunks_cpu, chunks_torch
-from tests.kernels.test_topk import KINDS, sorted_topk, vector
+from tests.kernels.test_select import KINDS, sorted_topk, vector
 
 
 def definition(u, chunk, each, last):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradwire.kernels.largest import largest_in_pieces_cpu, largest_in_pieces_torch
-from tests.kernels.test_topk import KINDS, sorted_topk, vector
+from tests.kernels.test_select import KINDS, sorted_topk, vector
 
 BLOCK = 16
 

@@ -14,7 +14,7 @@ from gradwire.kernels.sketch import (
     query_torch,
 )
 from gradwire.kernels.triton.sketch import insert_triton, query_triton
-from tests.kernels.test_topk import KINDS, vector
+from tests.kernels.test_select import KINDS, vector
 
 SEEDS = torch.tensor([11, -22, 33, -44, 55, 66, -77], dtype=torch.int32)
 

@@ -1,11 +1,10 @@
-"""How large the block maxima are, and the entries: counted by the scan on its strategy, read by the
-selection after it.
+"""The sizes of block maxima and entries: counted by the scan, read by the selection after it.
 
-A maximum is counted by its code, the 16 bits after the sign, in one of 1024 bins around the last
-edge: from a sixth of it to three times as much. Neighbours are kept on different cache lines, each
-of which takes one addition at a time. Bins for all codes would be far too many to look through, and
-a few wide ones would all add to the same line. After the bins come, as fp64, sums of squares of the
-entries and how many these are, in 32 parts each.
+A maximum is counted by its code, the 16 bits after the sign. There are 1024 bins around the last
+threshold: from a sixth of it to three times as much. Bins for all codes would be too many to look
+through, and a few wide ones would all add to the same line. Neighbours are on different cache lines,
+because a line takes one addition at a time. After the bins come, as fp64, sums of squares of the
+entries and the number of these entries, in 32 parts each.
 """
 
 import triton

@@ -1,4 +1,4 @@
-"""topk, above and quantile on CUDA: how the launches of `phases_triton` are put together."""
+"""topk, above and quantile on CUDA: the launches of `phases` and what they are given."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Phases two and three of topk: the k-th magnitude to its last bit, and the entries in order."""
+"""Phases 1 to 9: the k-th magnitude to its last bit, and the winners in order."""
 
 import triton
 import triton.language as tl

@@ -1,4 +1,4 @@
-"""Where the k-th largest lies among counted bins."""
+"""The bin that holds the k-th largest."""
 
 import triton
 import triton.language as tl

@@ -1,12 +1,6 @@
-"""The kernels of topk and above on CUDA: few launches, no host sync, exactly k entries in order.
+"""The kernels of the selection: `winners`, and two that do phase 0 of a large vector before it.
 
-Phase 0: a bound from the block maxima, the blocks that reach it, their entries that do (launches of
-their own for large vectors, otherwise all phases are one launch).
-Phase 1: the coarse bin of the k-th magnitude; its candidates counted by their last bits.
-Phase 2: the k-th magnitude exactly; winners to their places, ties to the smaller index.
-When fewer than k entries are not zero, phase 2 takes the rest from the zeros. When the candidates
-are too few (an unlucky sample) or too many (ties, one scale against another), phases 1 to 8 count
-digits over all of u instead, and phase 9 writes.
+README.md tells the phases.
 """
 
 import triton
@@ -51,7 +45,7 @@ SCAN = tl.constexpr(4096)
 
 @triton.jit(do_not_specialize=["n", "rank", "crowd"])
 def store_bound(work, maxima, threshold, record, n, rank, crowd, SAMPLE: tl.constexpr):
-    """Leaves the bound in the header."""
+    """Phase 0 of a large vector: store the bound in the header."""
     t, shift = find_bound(maxima, None, n, rank, rank, crowd, threshold, None, record, SAMPLE)
     tl.store(work + BOUND, t)
     tl.store(work + SHIFT, shift)
@@ -64,9 +58,9 @@ def prune_parts(
     PARTS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, THREADS: tl.constexpr,
     WHOLE: tl.constexpr, COPIES: tl.constexpr,
 ):  # fmt: skip
-    """The candidates of one part: for large vectors, whose many parts hide each other's waits.
+    """Phase 0 of a large vector: the candidates of one part. Many parts hide each other's waits.
 
-    Clears what the launch after it counts in.
+    Clears the words in which `winners` counts.
     """
     cap = PARTS * room + spill
     cand = (scratch + 2 * PARTS).to(tl.pointer_type(tl.int64))
@@ -95,7 +89,7 @@ def _first(
     ITEMS: tl.constexpr, BLOCK: tl.constexpr, SAMPLE: tl.constexpr, ROWS: tl.constexpr,
     THREADS: tl.constexpr, WHOLE: tl.constexpr, COPIES: tl.constexpr,
 ):  # fmt: skip
-    """Phase 0: both of these in one, for vectors where launches would cost more."""
+    """Phase 0 inside `winners`: the bound and one item's candidates."""
     clear(work + DIGITS, CLEARED, item, ITEMS, 512)
     t, shift = find_bound(maxima, counts, n, rank, loose, crowd, threshold, scale, record, SAMPLE)
     clear(work + FINE, 1 << shift, item, ITEMS, 512)
@@ -122,7 +116,7 @@ def winners(
     SAMPLE: tl.constexpr, ROWS: tl.constexpr, THREADS: tl.constexpr, WHOLE: tl.constexpr,
     BEGIN: tl.constexpr, COPIES: tl.constexpr,
 ):  # fmt: skip
-    """The phases from BEGIN on."""
+    """The phases from BEGIN on. Phase 0 is `_first`; the strategy says which of the others."""
     number = next_ticket(work)
     busy = number < (PHASES - BEGIN) * ITEMS
     while busy:

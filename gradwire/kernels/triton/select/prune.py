@@ -1,4 +1,4 @@
-"""Phase 0 of topk: every entry that reaches the bound."""
+"""Phase 0: every entry that reaches the bound."""
 
 import triton
 import triton.language as tl

@@ -1,4 +1,4 @@
-"""How a selection goes on once the candidates are there: decided on the device."""
+"""The strategy of a selection once the candidates are there, chosen on the device in phase 1."""
 
 import triton
 import triton.language as tl

@@ -12,7 +12,7 @@ from gradwire.kernels.triton.select.sizes import UNIT, every, launch_sizes, proc
 from gradwire.kernels.triton.select.strategy import BY_BINS
 from gradwire.kernels.triton.select.turns import BOUND, STRATEGY
 from gradwire.kernels.triton.threshold import find_threshold_triton
-from tests.kernels.test_triton_edge import Steps, Thresholds, cut, header
+from tests.kernels.triton.test_last_selection import Steps, Thresholds, cut, header
 
 SIZE, BLOCK = 16 * UNIT, 32
 HASH, WIDE = 0x9E3779B1, 2**32

@@ -7,7 +7,7 @@ from tests.kernels.triton_device import DEVICE, gpu  # isort: skip
 from gradwire.kernels.chunks import chunks_torch
 from gradwire.kernels.triton import chunks as kernel
 from gradwire.kernels.triton.scan import block_maxima
-from tests.kernels.test_topk import KINDS, vector
+from tests.kernels.test_select import KINDS, vector
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from gradwire.kernels.triton.select.strategy import BY_BINS
 from gradwire.kernels.triton.select.turns import BOUND, STRATEGY
 from gradwire.kernels.triton.workspace import workspace
 from gradwire.types import align
-from tests.kernels.test_topk import vector
+from tests.kernels.test_select import vector
 
 NO = torch.zeros((), dtype=torch.bool, device=DEVICE)
 YES = torch.ones((), dtype=torch.bool, device=DEVICE)

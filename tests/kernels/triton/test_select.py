@@ -14,7 +14,7 @@ from gradwire.kernels.triton.select import sizes
 from gradwire.kernels.triton.select.sizes import launch_sizes, processors
 from gradwire.kernels.triton.select.turns import DIGITS, HEADER
 from gradwire.kernels.triton.workspace import workspace
-from tests.kernels.test_topk import KINDS, vector
+from tests.kernels.test_select import KINDS, vector
 
 
 def run(u, k, block):

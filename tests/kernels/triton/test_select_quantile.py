@@ -11,9 +11,9 @@ from gradwire.kernels.triton.select.entry import above_triton, quantile_triton
 from gradwire.kernels.triton.select.sizes import UNIT, launch_sizes, processors
 from gradwire.kernels.triton.select.turns import BOUND
 from gradwire.types import Memory, Scan
-from tests.kernels.test_topk import vector
-from tests.kernels.test_triton_counts import SIZE, counted_entries, counted_units, few
-from tests.kernels.test_triton_edge import NO, Steps, header
+from tests.kernels.test_select import vector
+from tests.kernels.triton.test_last_selection import NO, Steps, header
+from tests.kernels.triton.test_select_counts import SIZE, counted_entries, counted_units, few
 
 __all__ = ["few"]
 

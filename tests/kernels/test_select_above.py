@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gradwire.kernels import above
 from gradwire.kernels.select import above_cpu, above_torch
-from tests.kernels.test_topk import KINDS, sorted_topk, vector
+from tests.kernels.test_select import KINDS, sorted_topk, vector
 
 
 def definition(u, threshold, capacity):

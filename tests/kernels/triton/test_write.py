@@ -13,7 +13,7 @@ from gradwire.encode.write import write_message_torch
 from gradwire.kernels.triton import unpack as unpack_module
 from gradwire.kernels.triton.unpack import unpack_triton
 from gradwire.kernels.triton.write import write_message_triton
-from tests.kernels.test_triton_messages import chosen
+from tests.kernels.triton.test_messages import chosen
 
 VALUES = [name for name in codes.VALUES if name != "sign"]
 """Those that have a kernel."""

@@ -13,7 +13,7 @@ from gradwire.kernels.triton.select.entry import above_triton
 from gradwire.kernels.triton.select.sizes import launch_sizes
 from gradwire.kernels.triton.select.turns import DIGITS, HEADER, STRATEGY
 from gradwire.kernels.triton.workspace import workspace
-from tests.kernels.test_topk import KINDS, vector
+from tests.kernels.test_select import KINDS, vector
 
 
 def check(u, threshold, capacity, block):
