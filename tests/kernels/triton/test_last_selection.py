@@ -24,12 +24,12 @@ YES = torch.ones((), dtype=torch.bool, device=DEVICE)
 class Steps:
     """The same steps by the kernels, whose scan clears what was sent, and by the reference."""
 
-    def __init__(self, size, k, block=64, dtype=torch.float32, rough=False):
+    def __init__(self, size, k, block=64, dtype=torch.float32, maxima16=False):
         self.size, self.k, self.block = align(size), k, block
         self.edge = LastSelection(torch.device(DEVICE))
         self.mine = torch.zeros(self.size, device=DEVICE, dtype=dtype)
         self.theirs = self.mine.clone()
-        kind = torch.int16 if rough else torch.float32
+        kind = torch.int16 if maxima16 else torch.float32
         self.maxima = torch.zeros(self.size // block, dtype=kind, device=DEVICE)
         self.sent = None
 
@@ -64,9 +64,9 @@ def cut(maxima):
 
 
 @pytest.mark.parametrize(("size", "k", "block"), [(9000, 20, 64), (3001, 30, 16)])
-@pytest.mark.parametrize("rough", [False, True])
-def test_steps_of_training(size, k, block, rough):
-    run = Steps(size, k, block, rough=rough)
+@pytest.mark.parametrize("maxima16", [False, True])
+def test_steps_of_training(size, k, block, maxima16):
+    run = Steps(size, k, block, maxima16=maxima16)
     torch.manual_seed(1)
     for _ in range(3):
         run.step(torch.randn(size))
@@ -74,7 +74,7 @@ def test_steps_of_training(size, k, block, rough):
 
 @pytest.mark.parametrize("kind", ["all equal", "zeros", "one hot", "denormal"])
 def test_other_ways_to_the_winners(kind):
-    run = Steps(3003, 25, 32, rough=kind != "zeros")
+    run = Steps(3003, 25, 32, maxima16=kind != "zeros")
     for step in range(2):
         run.step(vector(kind, 3003) * (1 + step))
 
@@ -122,7 +122,7 @@ def test_bf16_residual():
 @pytest.mark.parametrize("density", [1e-4, 1e-3, 1e-2])
 def test_full_size(density):
     block = 64 if density < 5e-3 else 16
-    run = Steps(25_557_032, int(25_557_032 * density), block, rough=density < 1e-3)
+    run = Steps(25_557_032, int(25_557_032 * density), block, maxima16=density < 1e-3)
     for _ in range(5):
         run.step(torch.randn(25_557_032, device=DEVICE))
 
@@ -172,7 +172,7 @@ def test_an_edge_that_fell_far_is_no_bound():
 @pytest.mark.parametrize("block", [16, 32, 64])
 def test_groups_full_of_winners(block):
     torch.manual_seed(10)
-    run = Steps(12_000, 200, block, rough=True)
+    run = Steps(12_000, 200, block, maxima16=True)
     for layer in (0, 9, 64, 300, 64, 3000):
         run.step(small_layer(12_000, layer))
 
@@ -198,7 +198,7 @@ class Thresholds(Steps):
     [("gaussian", 16), ("gaussian", 64), ("ties", 32), ("all equal", 16), ("small layer", 32)],
 )
 def test_what_passed_a_threshold_is_cleared(kind, block):
-    run = Thresholds(6000, 60, block, rough=kind != "ties")
+    run = Thresholds(6000, 60, block, maxima16=kind != "ties")
     torch.manual_seed(11)
     for threshold in (2.9, 2.0, 4.0, 1e9, 0.5, 3.0, 0.0, 3.0):
         g = torch.randn(6000)

@@ -123,7 +123,7 @@ def test_how_many_units_count():
 @pytest.mark.parametrize(("k", "block"), [(400, 16), (100, 32), (100, 64)])
 def test_the_bound_is_what_enough_of_those_counted_reach(k, block, few):
     torch.manual_seed(3)
-    run = Steps(SIZE, k, block, rough=True)
+    run = Steps(SIZE, k, block, maxima16=True)
     for step in range(3):
         run.step(torch.randn(SIZE))
         rank = launch_sizes(SIZE, k, block, processors(DEVICE)).counted
@@ -137,7 +137,7 @@ def test_the_bound_is_what_enough_of_those_counted_reach(k, block, few):
 @pytest.mark.parametrize("scale", [1e-6, 0.1, 1.5, 3.0, 1e6])
 def test_an_edge_that_moves_out_of_the_bins_costs_no_winner(scale):
     torch.manual_seed(4)
-    run = Steps(3000, 20, 32, rough=True)
+    run = Steps(3000, 20, 32, maxima16=True)
     for factor in (1.0, scale, scale, 1.0):
         run.mine.zero_()
         run.theirs.zero_()
@@ -152,7 +152,7 @@ def test_many_that_are_nearly_alike_are_candidates():
     """
     u = torch.randn(20_000).clamp(-2, 2)
     u[::66] = 3 + 0.01 * torch.rand(304)
-    run = Steps(20_000, 40, 32, rough=True)
+    run = Steps(20_000, 40, 32, maxima16=True)
     for gradient in (u, u * 0):
         run.step(gradient)
         assert ON_GPU or header(STRATEGY) == BY_BINS.value
@@ -161,7 +161,7 @@ def test_many_that_are_nearly_alike_are_candidates():
 def test_winners_that_lie_together_have_few_maxima():
     """Fewer of these than winners are near the last edge, which then is the bound, lowered."""
     torch.manual_seed(6)
-    run = Steps(6000, 60, 32, rough=True)
+    run = Steps(6000, 60, 32, maxima16=True)
     run.step(torch.randn(6000))
     run.mine.zero_()
     run.theirs.zero_()
@@ -173,7 +173,7 @@ def test_winners_that_lie_together_have_few_maxima():
 
 
 def test_a_threshold_within_the_code_of_a_maximum():
-    run = Thresholds(3000, 20, 32, rough=True)
+    run = Thresholds(3000, 20, 32, maxima16=True)
     gradient = torch.zeros(3000)
     gradient[1234] = 2.9001
     assert cut(gradient[1234]) == cut(torch.tensor(2.9))

@@ -42,7 +42,7 @@ class Quantiles(Steps):
 @pytest.mark.parametrize("kind", ["gaussian", "layers", "all equal", "zeros", "one hot"])
 @pytest.mark.parametrize("scale", [1e-9, 3.0, 1e9])
 def test_whatever_the_quantile_the_k_largest_are_found(kind, scale):
-    run = Quantiles(3003, 25, 32, rough=kind != "layers")
+    run = Quantiles(3003, 25, 32, maxima16=kind != "layers")
     run.scale = scale
     torch.manual_seed(1)
     for step in range(3):
@@ -54,7 +54,7 @@ def test_the_bound_is_the_quantile_held_between_two_counts(scale, few):
     """Of 0.1 the lower of these, of 40 the upper one."""
     torch.manual_seed(2)
     k, block = 100, 32
-    run = Quantiles(SIZE, k, block, rough=True)
+    run = Quantiles(SIZE, k, block, maxima16=True)
     run.scale = scale
     run.step(torch.randn(SIZE))
     run.step(torch.randn(SIZE))
@@ -72,7 +72,7 @@ def test_the_bound_is_the_quantile_held_between_two_counts(scale, few):
 
 def test_after_a_scan_that_counted_gaussiank_takes_its_threshold_from_it(monkeypatch):
     torch.manual_seed(3)
-    run, memory = Steps(3003, 25, 32, rough=True), Memory()
+    run, memory = Steps(3003, 25, 32, maxima16=True), Memory()
     asked = []
     monkeypatch.setitem(gaussiank.__globals__, "level", lambda *a, **b: asked.append(a))
     run.step(torch.randn(3003))

@@ -2,9 +2,9 @@
 
 A maximum is counted by its code, the 16 bits after the sign. There are 1024 bins around the last
 threshold: from a sixth of it to three times as much. Bins for all codes would be too many to look
-through, and a few wide ones would all add to the same line. Neighbours are on different cache lines,
-because a line takes one addition at a time. After the bins come, as fp64, sums of squares of the
-entries and the number of these entries, in 32 parts each.
+through, and a few wide ones would all add to the same line. Neighbours are on different cache
+lines, because a line takes one addition at a time. After the bins come, as fp64, sums of squares of
+the entries and the number of these entries, in 32 parts each.
 """
 
 import triton

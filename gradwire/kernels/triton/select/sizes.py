@@ -31,7 +31,7 @@ class LaunchSizes:
     lists: int
     """Parts of phase 0 per item."""
     begin: int
-    """The first phase of `winners`. 0: all are in one launch. 1: phase 0 has launches of its own."""
+    """The first phase of `winners`. 0: one launch does all. 1: phase 0 has launches of its own."""
     block: int
     """Entries per maximum; 1 if there are no maxima."""
     n: int
@@ -41,7 +41,7 @@ class LaunchSizes:
     rank: int
     """The number of the sample that must reach the bound."""
     crowd: int
-    """More than `crowd` times the rank means ties, for which there is no room. 0: no bound helps."""
+    """More than `crowd` times the rank means ties, for which room lacks. 0: no bound helps."""
     counted: int
     """The rank if the scan has counted."""
     loose: int
