@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.compress import METHODS
+from gradwire.workbench import models as networks
 from tests.integrate import models
 from tests.law.cases import violation
 from tests.rank_pool import Ranks
@@ -83,7 +84,7 @@ def test_every_exchange(nccl, exchange):
 def real_size(rank, device, method, pixels):
     """Three steps of ResNet-50; what the replica is then."""
     torch.manual_seed(0)
-    ddp = DistributedDataParallel(gradwire.workbench.models.build("resnet50").to(device))
+    ddp = DistributedDataParallel(networks.build("resnet50").to(device))
     wire = gradwire.attach(ddp, method=method, density=0.001)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-4)
     torch.manual_seed(rank + 1)
