@@ -41,11 +41,15 @@ class Way:
     momentum: float = MOMENTUM
 
 
-PLAIN: dict[str, Any] = {"rate": UNION.lr(MOMENTUM), "decay": UNION.decay, "momentum": 0.0}
+PLAIN: dict[str, Any] = {
+    "rate": UNION.lr_factor(MOMENTUM),
+    "decay": UNION.decay_scale,
+    "momentum": 0.0,
+}
 FRONT = {"density": 0.00155, "warmup": (0.006,), "warmup_steps": STEPS // 10}
 WAYS = {
     "dense": Way(),
-    "dense-1.5-3": Way(rate=UNION.far, decay=UNION.decay),
+    "dense-1.5-3": Way(rate=UNION.lr_scale, decay=UNION.decay_scale),
     "dense-plain": Way(**PLAIN),
     "plain-union": Way({"recipe": "plain-union"}, **PLAIN),
     "plain-front": Way(FRONT, **PLAIN),
@@ -116,7 +120,9 @@ def run(way: Way, seed: int, train: tuple[Tensor, Tensor], test: tuple[Tensor, T
         flat.grad = cluster.average(list(gradients))
         sgd.step()
         losses.append(float(loss.detach()))
-        sent += 1.0 if cluster.config.method == "dense" else cluster.config.schedule.at(step)
+        sent += (
+            1.0 if cluster.config.method == "dense" else cluster.config.schedule.density_at(step)
+        )
     with torch.no_grad():
         guess = forward([v[None] for v in views], test[0][None])[0].argmax(1)
     score = 100 * float((guess == test[1]).float().mean())

@@ -17,7 +17,7 @@ from gradwire.encode import HEADER, Encoding, decode, encode
 from gradwire.encode.format import INDICES, VALUES
 from gradwire.encode.message import Message
 from gradwire.errors import MessageError
-from gradwire.exchange.allgather import mean_of
+from gradwire.exchange.allgather import mean_of_gathered
 from gradwire.types import Sparse
 
 SHAPES = [(1, 1, 0), (40, 40, 0), (999, 33, 5), (70_000, 12, 1), (131_072, 300, 0)]
@@ -100,7 +100,7 @@ def check(message: Message, raw: bytes, gathered: bool) -> str:
     if gathered and buffer.numel() == message.buffer.numel():
         seen, _ = message.unpack(buffer)
         assert 0 <= int(seen.indices.min()) <= int(seen.indices.max()) <= mine.size
-        update, ok = mean_of(message, torch.stack([message.buffer, buffer]))
+        update, ok = mean_of_gathered(message, torch.stack([message.buffer, buffer]))
         assert update.numel() == mine.size + 1
         assert bool(ok) or bool(update.isnan().all())
     return outcome

@@ -13,8 +13,8 @@ from gradwire.compress import METHODS, BoundMethod
 from gradwire.encode import Encoding
 from gradwire.errors import ConfigError
 from gradwire.exchange import EXCHANGES
-from gradwire.recipes import recipe_of
-from gradwire.registry import check_options, no_option, options_of, resolve_names
+from gradwire.recipes import find_recipe
+from gradwire.registry import check_options, no_option_error, options_of, resolve_names
 
 
 # The help of the command line takes what it says of a field from this docstring.
@@ -194,7 +194,7 @@ def configure(config: Config | None, fields: Mapping[str, Any]) -> Config:
     if not isinstance(base, Config):
         raise ConfigError(f"config must be a gradwire.Config, got {type(base).__name__}")
     if "recipe" in fields:
-        more = recipe_of(fields["recipe"]).beside(fields)
+        more = find_recipe(fields["recipe"]).fields_without(fields)
         if more.get("warmup") and not fields.get("warmup_steps", base.warmup_steps):
             raise ConfigError(
                 f"recipe {fields['recipe']!r} needs warmup_steps, the steps at each density of its "
@@ -208,7 +208,7 @@ def configure(config: Config | None, fields: Mapping[str, Any]) -> Config:
     names = resolve_names(given.get("method", base.method), given.get("exchange", base.exchange))
     for name in extra:
         if name not in options_of(*names):
-            raise no_option(name, *names, {*known, "recipe"})
+            raise no_option_error(name, *names, {*known, "recipe"})
     options = given.get("options", base.options)
     if extra and isinstance(options, Mapping):
         given["options"] = {**options, **extra}

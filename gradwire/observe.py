@@ -14,8 +14,8 @@ METRICS: dict[str, tuple[str, str]] = {
     "world_size": ("gauge", "Ranks."),
     "bytes_sent": ("counter", "Bytes that left this rank."),
     "bytes_dense": ("counter", "Bytes that a dense all-reduce would have sent."),
-    "achieved_density": ("gauge", "Entries sent over entries there were."),
-    "residual_norm": ("gauge", "L2 norm of what this rank keeps for later."),
+    "achieved_density": ("gauge", "Entries sent, over all entries."),
+    "residual_norm": ("gauge", "L2 norm of the residual, which this rank keeps for later."),
     "value_error_db": ("gauge", "Energy that rounding the values took, in decibels."),
     "leaked": ("gauge", "Share of the chosen energy that the exchange lost."),
     "skipped": ("counter", "Steps that the optimiser did not take."),
@@ -25,15 +25,16 @@ METRICS: dict[str, tuple[str, str]] = {
     "dense": ("counter", "Times that a bundle was sent whole, by reason."),
     "seconds": ("counter", "Seconds in each stage."),
 }
-"""Of every field of Stats: whether it only grows, and what it is."""
+"""Fields of Stats -> (kind, help text). A counter only grows; a gauge goes up and down."""
 
-LABELS = {"dense": "reason", "seconds": "stage"}
+_LABELS = {"dense": "reason", "seconds": "stage"}
+"""Fields of Stats that hold several numbers -> the label that tells the numbers apart."""
 
 
 def scalars(stats: Stats) -> dict[str, float]:
-    """One number a name: gradwire/bytes_sent, ..., gradwire/seconds/compress.
+    """Return one number per name: gradwire/bytes_sent, ..., gradwire/seconds/compress.
 
-    What there is no number for (None) is left out. The names stay as they are.
+    Fields without a number (None) are left out. The names never change.
     """
     return {
         f"gradwire/{field}/{key}" if key else f"gradwire/{field}": value
@@ -42,24 +43,24 @@ def scalars(stats: Stats) -> dict[str, float]:
 
 
 def _samples(stats: Stats) -> Iterator[tuple[str, str, float]]:
-    """Field, key inside it or "", and value."""
+    """Yield (field, key inside the field or "", value)."""
     for field in METRICS:
         value = getattr(stats, field)
-        for key, number in value.items() if field in LABELS else [("", value)]:
+        for key, number in value.items() if field in _LABELS else [("", value)]:
             if number is not None:
                 yield field, key, float(number)
 
 
 class Logger(Protocol):
-    """Takes numbers as a run goes on. Whatever has this method can be logged to."""
+    """Logger of numbers during a run: any object with this method."""
 
     def log(self, scalars: Mapping[str, float], step: int) -> None:
-        """Note the numbers as those of `step`."""
+        """Record the numbers as those of step `step`."""
         ...
 
 
 class TensorBoard:
-    """A Logger that writes event files into `folder`. `options` are SummaryWriter's."""
+    """Logger that writes event files into `folder`; `options` are SummaryWriter's."""
 
     def __init__(self, folder: str | os.PathLike[str], **options: Any) -> None:
         try:
@@ -77,7 +78,7 @@ class TensorBoard:
 
 
 class WandB:
-    """A Logger to a new Weights & Biases run. `options` are those of wandb.init."""
+    """Logger to a new Weights & Biases run; `options` are those of wandb.init."""
 
     def __init__(self, **options: Any) -> None:
         try:
@@ -94,24 +95,24 @@ class WandB:
 
 
 def prometheus(stats: Stats, **labels: object) -> str:
-    """The numbers in Prometheus' text format 0.0.4; `labels`, e.g. rank=0, go on each of them.
+    """Return the numbers in Prometheus' text format 0.0.4, each with `labels`, e.g. rank=0.
 
-    For a file that node_exporter collects, or the answer to a scrape.
+    The text suits a file that node_exporter collects, or the answer to a scrape.
     """
     for name in labels:
         if not re.fullmatch("[a-zA-Z_][a-zA-Z0-9_]*", name) or name.startswith("__"):
             raise ConfigError(f"label {name!r} must be a-z, A-Z, 0-9 and _, and not begin with __")
-        if name in LABELS.values():
+        if name in _LABELS.values():
             raise ConfigError(f"label {name!r} is gradwire's own: choose another name")
-    lines, last = [], ""
+    lines, last_field = [], ""
     for field, key, value in _samples(stats):
         kind, text = METRICS[field]
         name = f"gradwire_{field}_total" if kind == "counter" else f"gradwire_{field}"
-        if field != last:
+        if field != last_field:
             lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
-            last = field
-        own = {LABELS[field]: key} if key else {}
-        lines.append(f"{name}{_labels({**labels, **own})} {_number(value)}")
+            last_field = field
+        field_label = {_LABELS[field]: key} if key else {}
+        lines.append(f"{name}{_labels({**labels, **field_label})} {_number(value)}")
     return "\n".join(lines) + "\n"
 
 
@@ -133,5 +134,5 @@ def _number(value: float) -> str:
     return str(int(value)) if value == int(value) else repr(value)
 
 
-def _missing(what: str, package: str) -> ConfigError:
-    return ConfigError(f"{what} needs the package {package!r}: pip install {package}")
+def _missing(feature: str, package: str) -> ConfigError:
+    return ConfigError(f"{feature} needs the package {package!r}: pip install {package}")

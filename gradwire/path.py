@@ -23,7 +23,7 @@ from gradwire.kernels.side_stream import Target
 from gradwire.ranks.group import Group
 from gradwire.stages import stage
 from gradwire.state.choice import Choice
-from gradwire.types import Entries, Scan, Slot, Sparse, padding
+from gradwire.types import Entries, Scan, Slot, Sparse, empty_sparse
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def compress(step: Step, scan: Scan) -> Sparse | None:
     with stage("compress"):
         if not choice.selects:
             # The exchange looks at u itself. The message only makes room for k entries.
-            return padding(choice.k, bundle.u)
+            return empty_sparse(choice.k, bundle.u)
         return step.method.choose(bundle.u, choice.k, bundle.memory, scan)
 
 

@@ -1,43 +1,51 @@
-"""Named recipes: fields of a Config that were measured together, and what they ask of SGD."""
+"""Named recipes: fields of a Config that were measured together, and their demands on SGD."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gradwire.accumulate.schedule import PAPER
+from gradwire.accumulate.schedule import PAPER_WARMUP
 from gradwire.errors import unknown
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """`fields` are Config's; a warm-up among them has an epoch at each density, whose
-    `warmup_steps` the run knows.
+    """Recipe of Config fields, with the settings that SGD needs beside them.
 
-    `plain`: SGD has no momentum of its own and no momentum correction either, and instead `far`
-    times the learning rate that goes as far as its momentum did; `decay`: times its weight decay.
+    fields: fields of Config. A warm-up lasts one epoch at each density; the run sets
+    `warmup_steps`.
+    without_momentum: True: SGD has no momentum, and there is no momentum correction either. The
+    learning rate is then `lr_scale` * lr / (1 - momentum): `lr_scale` times the rate that goes as
+    far as momentum did.
+    lr_scale: the factor on that learning rate.
+    decay_scale: the factor on SGD's weight decay.
     """
 
     summary: str
     fields: Mapping[str, Any]
-    plain: bool = False
-    far: float = 1.0
-    decay: float = 1.0
+    without_momentum: bool = False
+    lr_scale: float = 1.0
+    decay_scale: float = 1.0
 
-    def beside(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Its fields but those that `given` has; the method there may name the exchange too."""
-        taken = {*given, *(["exchange"] if "/" in str(given.get("method", "")) else [])}
-        return {name: value for name, value in self.fields.items() if name not in taken}
+    def fields_without(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields that `chosen` leaves open; its `method` may name the exchange too."""
+        names = {*chosen, *(["exchange"] if "/" in str(chosen.get("method", "")) else [])}
+        return {name: value for name, value in self.fields.items() if name not in names}
 
-    def lr(self, momentum: float) -> float:
-        """How many times the learning rate of SGD with this momentum it takes."""
-        return self.far / (1 - momentum) if self.plain else 1.0
+    def lr_factor(self, momentum: float) -> float:
+        """Return the factor on the learning rate of SGD with this momentum."""
+        return self.lr_scale / (1 - momentum) if self.without_momentum else 1.0
 
 
 RECIPES: dict[str, Recipe] = {
+    # Lin et al. (2018), with exact top-k in place of their sampling. SGD's weight decay is divided
+    # by 1 - momentum: 10 times for a momentum of 0.9.
     "dgc": Recipe(
         "Deep Gradient Compression; SGD has no momentum and 10 times the weight decay.",
-        {"method": "topk", "density": 0.001, "warmup": PAPER, "momentum": 0.9},
+        {"method": "topk", "density": 0.001, "warmup": PAPER_WARMUP, "momentum": 0.9},
     ),
+    # Ours, for networks with batch norm. benchmarks/results/accuracy_202611.md has its accuracy
+    # beside dense training. 15 times the rate is for a momentum of 0.9.
     "plain-union": Recipe(
         "dense accuracy with 0.2 %; SGD has no momentum, 15 times its rate, 3 times its decay.",
         {
@@ -47,18 +55,15 @@ RECIPES: dict[str, Recipe] = {
             "values": "bf16",
             "indices": "packed",
         },
-        plain=True,
-        far=1.5,
-        decay=3.0,
+        without_momentum=True,
+        lr_scale=1.5,
+        decay_scale=3.0,
     ),
 }
-"""dgc: Lin et al. (2018), with exact top-k where they sample; SGD's weight decay is then that of
-before divided by 1 - momentum. plain-union: ours, for networks with batch norm; what it keeps of
-dense accuracy is in benchmarks/results/accuracy_202611.md. 10 and 15 are for a momentum of 0.9."""
 
 
-def recipe_of(name: Any) -> Recipe:
-    """The recipe of that name."""
+def find_recipe(name: Any) -> Recipe:
+    """Return the recipe of that name; raise ConfigError if there is none."""
     if name not in tuple(RECIPES):
         raise unknown("recipe", name, RECIPES)
     return RECIPES[name]

@@ -9,11 +9,14 @@ from gradwire.exchange import EXCHANGES
 
 
 def resolve_names(method: str, exchange: str = "") -> tuple[str, str]:
-    """`method="topk/dense"` is method and exchange; without an exchange there is a default."""
-    name, _, named = str(method).partition("/")
-    if named and exchange not in ("", named):
+    """Return (method, exchange); `method` may name both, as in "topk/dense".
+
+    Without an exchange the method's default is used.
+    """
+    name, _, suffix = str(method).partition("/")
+    if suffix and exchange not in ("", suffix):
         raise ConfigError(
-            f"method={method!r} names exchange {named!r}, exchange={exchange!r} another: give one"
+            f"method={method!r} names exchange {suffix!r}, exchange={exchange!r} another: give one"
         )
     if name == "auto":
         raise ConfigError(
@@ -22,57 +25,57 @@ def resolve_names(method: str, exchange: str = "") -> tuple[str, str]:
         )
     if name not in METHODS:
         raise unknown("method", name, METHODS)
-    only = METHODS[name].exchange
-    exchange = named or exchange or only or ("dense" if name == "dense" else "allgather")
+    needed = METHODS[name].exchange
+    exchange = suffix or exchange or needed or ("dense" if name == "dense" else "allgather")
     if exchange not in EXCHANGES:
         raise unknown("exchange", exchange, EXCHANGES)
-    if only and exchange != only:
+    if needed and exchange != needed:
         raise ConfigError(
-            f"method {name!r} works with exchange {only!r} only, in which all agree on what each "
+            f"method {name!r} works with exchange {needed!r} only, in which all agree on what each "
             f"chose in its part; got exchange={exchange!r}: leave it out"
         )
     return name, exchange
 
 
 def options_of(method: str, exchange: str = "") -> dict[str, Any]:
-    """The options of a method and an exchange together, with their defaults."""
-    first = METHODS[method].options
-    second = EXCHANGES[exchange].options if exchange else {}
-    if both := sorted(first.keys() & second.keys()):
+    """Return the options of a method and an exchange together, with their defaults."""
+    method_options = METHODS[method].options
+    exchange_options = EXCHANGES[exchange].options if exchange else {}
+    if shared := sorted(method_options.keys() & exchange_options.keys()):
         raise ConfigError(
-            f"method {method!r} and exchange {exchange!r} both have an option {both[0]!r}: "
+            f"method {method!r} and exchange {exchange!r} both have an option {shared[0]!r}: "
             f"rename one of them"
         )
-    return first | second
+    return method_options | exchange_options
 
 
 def parse_options(texts: Sequence[str], method: str, exchange: str = "") -> dict[str, Any]:
-    """Options from "name=value" texts, each value of the type of its default."""
+    """Return options from "name=value" texts, each value with the type of its default."""
     method, exchange = resolve_names(method, exchange)
     known = options_of(method, exchange)
-    out: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
             raise ConfigError(f"an option is NAME=VALUE, got {text!r}")
-        words = {"true": True, "false": False}
+        booleans = {"true": True, "false": False}
         kind = type(known.get(name, ""))
         try:
-            out[name] = words[value.lower()] if kind is bool else kind(value)
+            options[name] = booleans[value.lower()] if kind is bool else kind(value)
         except (ValueError, KeyError):
             raise ConfigError(
                 f"option {name} of {_owner(name, method, exchange)} must be {kind.__name__}, "
                 f"got {value!r}"
             ) from None
-    return out
+    return options
 
 
 def check_options(options: Mapping[str, Any], method: str, exchange: str = "") -> None:
-    """Raises for an option that neither the method nor the exchange has, or of another type."""
+    """Raise ConfigError for an option of the wrong type, or one that neither side has."""
     known = options_of(method, exchange)
     for name, value in options.items():
         if name not in known:
-            raise no_option(name, method, exchange)
+            raise no_option_error(name, method, exchange)
         wanted = type(known[name])
         fits = isinstance(value, int | float if wanted is float else wanted)
         if not fits or (isinstance(value, bool) and wanted is not bool):
@@ -86,16 +89,18 @@ def _owner(name: str, method: str, exchange: str) -> str:
     return exchange if exchange and name in EXCHANGES[exchange].options else method
 
 
-def no_option(name: str, method: str, exchange: str, fields: Iterable[str] = ()) -> ConfigError:
-    """The error for an option nobody here has; it says who does."""
+def no_option_error(
+    name: str, method: str, exchange: str, fields: Iterable[str] = ()
+) -> ConfigError:
+    """Return the error for an unknown option; the error names the owners of such an option."""
     if not exchange and not METHODS[method].options:
         return ConfigError(f"method {method!r} has no options, got {name!r}")
-    here = f"{method}/{exchange}" if exchange else method
+    pair = f"{method}/{exchange}" if exchange else method
     owners = [n for n, m in METHODS.items() if name in m.options]
     owners += [n for n, x in EXCHANGES.items() if name in x.options]
     if owners:
-        return ConfigError(f"{here} has no option {name!r}; there is one of {', '.join(owners)}")
+        return ConfigError(f"{pair} has no option {name!r}; there is one of {', '.join(owners)}")
     known = options_of(method, exchange)
     if not known and not fields:
-        return ConfigError(f"{here} has no options, got {name!r}")
-    return unknown("option" if fields else f"option of {here}", name, {*known, *fields})
+        return ConfigError(f"{pair} has no options, got {name!r}")
+    return unknown("option" if fields else f"option of {pair}", name, {*known, *fields})

@@ -1,4 +1,4 @@
-"""Where the time goes: the path's stages as timers and as profiler ranges."""
+"""Stages of the path, as timers and as profiler ranges."""
 
 import time
 from collections.abc import Iterator
@@ -11,16 +11,18 @@ from torch.autograd import profiler
 
 STAGES = ("accumulate", "compress", "encode", "exchange", "decode")
 
-FIRST, EVERY = 8, 8
-"""On CUDA the first steps are timed, then one of so many: an event takes the host as long as a
-small launch, and a bundle has twelve."""
+_FIRST, _EVERY = 8, 8
+"""The first 8 steps on CUDA are timed, then every 8th step.
+
+Recording an event takes the host as long as a small launch, and a bundle has twelve events.
+"""
 
 Mark = float | torch.cuda.Event
-"""When a stage began or ended: host seconds, or an event on the device."""
+"""The time at which a stage began or ended: host seconds, or an event on the device."""
 
 
 class Clock:
-    """Seconds per stage. On CUDA the stages are timed by events that are only read when asked."""
+    """Seconds per stage. On CUDA events time the stages, and `seconds` reads them."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -29,23 +31,25 @@ class Clock:
         self._spare: list[torch.cuda.Event] = []
         self._streams: dict[int, torch.cuda.Stream] = {}
         self.bundle = -1
-        """Whose stages are timed now."""
+        """The bundle whose stages are timed now."""
         self.log: list[tuple[str, int, Mark, Mark]] | None = None
-        """Where set: every stage with its bundle, begin and end."""
-        self.every = EVERY if device.type == "cuda" else 1
+        """Every stage with its bundle, begin and end; None if no log is wanted."""
+        self.every = _EVERY if device.type == "cuda" else 1
+        """One of this number of steps is timed, after the first steps."""
         self.weight = 1
-        """How many steps this one stands for; 0 where it is not timed."""
+        """The number of steps that this timed step represents; 0 for a step that is not timed."""
         self.counted = 0
-        """Steps that those which were timed stand for."""
+        """The sum of the weights of all timed steps."""
 
-    def begin(self, step: int) -> None:
-        """Another step."""
+    def begin_step(self, step: int) -> None:
+        """Note that another step begins, and give it a weight."""
         self.weight = 1
-        if self.log is None and step >= FIRST:
+        if self.log is None and step >= _FIRST:
             self.weight = 0 if step % self.every else self.every
         self.counted += self.weight
 
     def mark(self) -> Mark:
+        """Return the current time of the device."""
         if self.device.type != "cuda":
             return time.perf_counter()
         try:
@@ -56,15 +60,15 @@ class Clock:
         return event
 
     def _stream(self) -> torch.cuda.Stream:
-        """The current one. torch.cuda.current_stream takes four times as long as the record."""
+        """Return the current stream; torch.cuda.current_stream takes 4 times as long as a mark."""
         number = torch._C._cuda_getCurrentRawStream(self.device.index or 0)
         stream = self._streams.get(number)
         if stream is None:
             stream = self._streams[number] = torch.cuda.current_stream(self.device)
         return stream
 
-    def add(self, name: str, begin: Mark) -> None:
-        """The stage that began at `begin` ends now."""
+    def end_stage(self, name: str, begin: Mark) -> None:
+        """End the stage that began at `begin`."""
         end = self.mark()
         if self.log is not None:
             self.log.append((name, self.bundle, begin, end))
@@ -76,14 +80,14 @@ class Clock:
             self._collect()
 
     def seconds(self) -> dict[str, float]:
-        """Seconds per stage so far; waits for the device."""
+        """Return the seconds per stage so far; wait for the device."""
         if self._open:
             self._open[-1][3].synchronize()
         self._collect()
         return dict(self._seconds)
 
     def _collect(self) -> None:
-        """Add up what the device has finished, without waiting for the rest."""
+        """Add up the stages that the device has finished, without waiting for the others."""
         while self._open and self._open[0][3].query():
             name, weight, begin, end = self._open.pop(0)
             self._seconds[name] += weight * begin.elapsed_time(end) / 1e3
@@ -96,7 +100,7 @@ _clock: ContextVar[Clock | None] = ContextVar("gradwire_clock", default=None)
 
 @contextmanager
 def timed_by(clock: Clock, bundle: int) -> Iterator[None]:
-    """Within this context, `stage` reports to `clock` what `bundle` takes."""
+    """Within this context, report the time of each `stage` of `bundle` to `clock`."""
     clock.bundle = bundle
     token = _clock.set(clock if clock.weight else None)
     try:
@@ -106,9 +110,10 @@ def timed_by(clock: Clock, bundle: int) -> Iterator[None]:
 
 
 class stage:
-    """One stage of the path: time on the current clock, and a range where a profiler looks."""
+    """Stage of the path: time on the current clock, and a range if a profiler is on."""
 
-    # Not a generator, and no range that nobody sees: that took half of the host time of a bundle.
+    # A class instead of a generator, and a range only under a profiler: a generator with a range
+    # took half of the host time of a bundle.
     __slots__ = ("_begin", "_clock", "_name", "_range")
 
     def __init__(self, name: str) -> None:
@@ -123,8 +128,8 @@ class stage:
         if self._clock is not None:
             self._begin = self._clock.mark()
 
-    def __exit__(self, kind: Any, *what: Any) -> None:
+    def __exit__(self, kind: Any, *details: Any) -> None:
         if self._clock is not None and kind is None:
-            self._clock.add(self._name, self._begin)
+            self._clock.end_stage(self._name, self._begin)
         if self._range is not None:
-            self._range.__exit__(kind, *what)
+            self._range.__exit__(kind, *details)

@@ -14,16 +14,18 @@ if TYPE_CHECKING:
     from gradwire.kernels.side_stream import SideStream
 
 ALIGN = 64
-"""Every parameter's slot in a bundle starts at a multiple of this many entries, so that a group of
-entries never spans two parameters and their gradients may arrive in separate pieces."""
+"""Every parameter's slot in a bundle starts at a multiple of this number of entries.
+
+A block of entries then never spans two parameters, and gradients may arrive in separate pieces.
+"""
 
 MAX_SIZE = 2**31 - 1
-"""Entries in one bundle: indices travel as int32."""
+"""The most entries in one bundle, because indices travel as int32."""
 
 
 @dataclass(frozen=True)
 class Registered:
-    """A function under a name that users give, with keyword-only arguments as its options."""
+    """Function under a name that users give; its keyword-only arguments are its options."""
 
     run: Callable[..., Any]
 
@@ -44,7 +46,7 @@ class Registered:
 
 
 def align(n: int) -> int:
-    """`n` rounded up to a whole number of slots."""
+    """Return `n` rounded up to a multiple of ALIGN."""
     return -(-n // ALIGN) * ALIGN
 
 
@@ -52,9 +54,10 @@ def align(n: int) -> int:
 class Sparse:
     """Chosen entries of a flat vector of `size` entries.
 
-    `indices` (int32) are unique and ascending; the first `count` are real, the rest is padding with
-    index = size and value = 0. `count` is a 0-d tensor on the device, so that no stage has to ask
-    the host. `common` says that every rank holds the same indices, which then need not travel.
+    indices: int32, unique and ascending. The first `count` are real; padding follows, with index =
+    size and value = 0.
+    count: a 0-d tensor on the device, so that no stage must wait for the host.
+    common: True: every rank holds the same indices, which then need not travel.
     """
 
     indices: Tensor
@@ -65,22 +68,23 @@ class Sparse:
 
     @property
     def capacity(self) -> int:
+        """The number of entries including padding."""
         return self.indices.numel()
 
     def trim(self) -> "Sparse":
-        """The same entries without padding. Asks the host for the count."""
-        n = int(self.count)
-        return Sparse(self.indices[:n], self.values[:n], self.count, self.size, self.common)
+        """Return the same entries without padding. The host waits for the count."""
+        count = int(self.count)
+        return Sparse(self.indices[:count], self.values[:count], self.count, self.size, self.common)
 
     def dense(self) -> Tensor:
-        """The vector of `size` entries, zero where nothing was chosen."""
-        out = self.values.new_zeros(self.size + 1)
-        out[self.indices.long()] = self.values
-        return out[: self.size]
+        """Return the vector of `size` entries, zero except for the chosen entries."""
+        vector = self.values.new_zeros(self.size + 1)
+        vector[self.indices.long()] = self.values
+        return vector[: self.size]
 
 
-def padding(capacity: int, u: Tensor) -> Sparse:
-    """No entries of u, with room for `capacity`."""
+def empty_sparse(capacity: int, u: Tensor) -> Sparse:
+    """Return a Sparse without entries of u, with room for `capacity` entries."""
     indices = torch.full((capacity,), u.numel(), dtype=torch.int32, device=u.device)
     count = torch.zeros((), dtype=torch.int32, device=u.device)
     return Sparse(indices, u.new_zeros(capacity), count, u.numel())
@@ -88,11 +92,12 @@ def padding(capacity: int, u: Tensor) -> Sparse:
 
 @dataclass(frozen=True)
 class Scan:
-    """What one pass over u learned, for the methods that can use it.
+    """Result of one pass over u, for the methods that can use it.
 
-    `maxima[j]` is max |u| over entries [j * block, (j + 1) * block), as int16 the 16 bits after its
-    sign. `finite` is a 0-d bool tensor, True if every gradient entry that came in was finite.
-    `edge` is to be told where the winners of this step end.
+    finite: True (0-d) if every gradient entry that came in was finite.
+    maxima: `maxima[j]` is max |u| over entries [j * block, (j + 1) * block). As int16 it holds the
+    16 bits after the sign.
+    edge: takes note of the last entry that is chosen in this step.
     """
 
     finite: Tensor
@@ -102,10 +107,10 @@ class Scan:
 
 
 class Memory(dict[str, Tensor]):
-    """What a method remembers of one bundle between steps, and for whom it works.
+    """State of a method or exchange for one bundle, kept between steps.
 
-    The tensors are checkpointed; `rank`, `bundle` and `ranks`, the number of workers, are not
-    state, they say who is asking.
+    The tensors are checkpointed. `rank`, `bundle` and `ranks` (the number of workers) are no state.
+    They tell the method for whom it works.
     """
 
     def __init__(self, rank: int = 0, bundle: int = 0, ranks: int = 1) -> None:
@@ -114,15 +119,15 @@ class Memory(dict[str, Tensor]):
         self.bundle = bundle
         self.ranks = ranks
         self.offsets = [0]
-        """Where each parameter begins."""
-        self.fixed: dict[str, Tensor] = {}
-        """What a method derives from the layout and the number of workers; not checkpointed."""
+        """The first entry of each parameter."""
+        self.derived: dict[str, Tensor] = {}
+        """Tensors that follow from the layout and the number of workers; not checkpointed."""
         self.prefetched: dict[str, SideStream[Any]] = {}
-        """Work that a method has begun before u was there; empty when the step is over."""
+        """Work that a method has begun before u was there; empty at the end of the step."""
         self._ends: Tensor | None = None
 
     def lay_out(self, slots: Sequence["Slot"], device: torch.device) -> None:
-        """Note where the slots are, and the padding between them."""
+        """Note the offsets of the slots, and the padding between them."""
         ends, shifts, total = [], [], 0
         for slot in slots:
             shifts.append(slot.offset - total)
@@ -133,13 +138,13 @@ class Memory(dict[str, Tensor]):
         self._ends = torch.tensor(ends, dtype=torch.int64, device=device)
         self._shifts = torch.tensor(shifts, dtype=torch.int64, device=device)
 
-    def real(self, u: Tensor) -> int:
-        """How many entries of u are not padding."""
+    def real_size(self, u: Tensor) -> int:
+        """Return the number of entries of u without padding."""
         return u.numel() if self._ends is None else self.entries
 
     @property
     def places(self) -> tuple[Tensor, ...]:
-        """Where the entries that are not padding are, as `kernels.draw` wants to know it."""
+        """The parts of u that are not padding, in the form that `kernels.draw` needs."""
         return () if self._ends is None else (self._ends, self._shifts)
 
 
@@ -163,12 +168,12 @@ class Entries:
 
 
 Delivered = Everything | Rounded | Entries
-"""The part of u that left this rank in a step, as receivers see it: the residual is u less this."""
+"""The part of u that left this rank in a step, as receivers see it; u less this is the residual."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one parameter lives in its bundle."""
+    """Place of one parameter in its bundle."""
 
     name: str
     shape: tuple[int, ...]

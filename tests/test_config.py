@@ -122,8 +122,8 @@ def test_a_recipe_may_have_an_exchange_and_no_warm_up():
     config = configure(None, {"recipe": "plain-union"})
     assert (config.method, config.exchange, config.momentum) == ("topk", "union", 0)
     assert (config.values, config.indices) == ("bf16", "packed")
-    assert {config.schedule.at(step) for step in range(1000)} == {0.002}
-    assert configure(None, {"recipe": "dgc", "warmup": ()}).schedule.at(0) == 0.001
+    assert {config.schedule.density_at(step) for step in range(1000)} == {0.002}
+    assert configure(None, {"recipe": "dgc", "warmup": ()}).schedule.density_at(0) == 0.001
     kept = configure(Config(warmup_steps=7), {"recipe": "dgc"})
     assert (len(kept.warmup), kept.warmup_steps) == (4, 7)
 
@@ -156,11 +156,16 @@ def test_options_from_texts():
 
 def test_schedule():
     schedule = Schedule(0.001, dense_steps=2, warmup=(0.25, 0.0625), warmup_steps=3)
-    assert [schedule.at(step) for step in range(10)] == [1, 1] + [0.25] * 3 + [0.0625] * 3 + [
-        0.001
-    ] * 2
-    assert Schedule(0.01).at(0) == 0.01
-    assert {schedule.at(step) for step in schedule.changes()} == {1, 0.25, 0.0625, 0.001}
+    assert [schedule.density_at(step) for step in range(10)] == [1, 1] + [0.25] * 3 + [
+        0.0625
+    ] * 3 + [0.001] * 2
+    assert Schedule(0.01).density_at(0) == 0.01
+    assert {schedule.density_at(step) for step in schedule.change_steps()} == {
+        1,
+        0.25,
+        0.0625,
+        0.001,
+    }
 
 
 def test_options_of_exchanges():

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import gradwire
-from gradwire.accumulate.schedule import entries
+from gradwire.accumulate.schedule import entry_count
 from tests.exchange.cases import allowed, options
 from tests.law.cases import gradients, violation
 
@@ -107,7 +107,7 @@ def run(default, steps, method, exchange, values, more):
     before = torch.get_default_dtype()
     torch.set_default_dtype(default)
     try:
-        sketch = options(exchange, SIZE, entries(DENSITY, SIZE))
+        sketch = options(exchange, SIZE, entry_count(DENSITY, SIZE))
         fields = {"exchange": exchange, "values": values, "density": DENSITY, **sketch, **more}
         cluster = gradwire.VirtualCluster(WORLD, method=method, **fields)
         out, error = [], 0.0

@@ -1,4 +1,4 @@
-"""Gradient + residual -> u: everything that is remembered between steps."""
+"""Gradient + residual -> u, and the state that stays between steps."""
 
 from gradwire.accumulate.bundle import Bundle
 from gradwire.accumulate.layout import arrange

@@ -1,4 +1,4 @@
-"""One bundle's state: its residual, its momentum, what its method remembers, its last delivery."""
+"""State of one bundle: its residual, its momentum, its method's memory and its last delivery."""
 
 from collections.abc import Sequence
 
@@ -19,9 +19,9 @@ from gradwire.types import ALIGN, Delivered, Entries, Memory, Scan, Slot
 class Bundle:
     """Parameters that are compressed as one vector, with error feedback.
 
-    After a step the buffer still holds u. The delivery is subtracted when the next step begins,
-    because only then is it known whether the optimiser took the step. `residual()` shows the value
-    with the subtraction done.
+    After a step the buffer still holds u. The delivery is subtracted when the next step begins.
+    Only then is the fate of the step known: taken or skipped by the optimiser. `residual()` shows
+    the value with the subtraction done.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Bundle:
 
     @property
     def nbytes(self) -> int:
-        """Memory this bundle holds on to."""
+        """Bytes of memory that this bundle occupies."""
         rounding = 0 if self.dtype == torch.float32 else self.buffer.nbytes
         velocity = 0 if self.velocity is None else self.velocity.nbytes
         return self.buffer.nbytes + velocity + self._maxima.nbytes + rounding
@@ -82,13 +82,14 @@ class Bundle:
         unused: Sequence[Slot] = (),
         maxima16: bool = False,
     ) -> Scan:
-        """u = gradient + residual, in place; settles the last step first.
+        """Compute u = gradient + residual in place, and settle the last step first.
 
         With momentum correction the residual takes in the momentum instead of the gradient.
-        block: entries per maximum that the scan leaves, 0 for none. skipped: True (0-d) if the
-        optimiser did not take the last step. unscale: the factor on the gradient.
-        unused: parameters that no rank used. DDP throws away what is delivered to them, so their
-        residual is put aside until the step is settled.
+        block: entries per maximum that the scan leaves, 0 for none.
+        skipped: True (0-d) if the optimiser did not take the last step.
+        unscale: the factor on the gradient.
+        unused: parameters that no rank used. DDP throws away the mean of such a parameter. The
+        residual of the parameter is therefore put aside until the step is settled.
         maxima16: True if 16 bits of the maxima are enough.
         """
         scan_settles = block > 0 and self._scan_can_settle(unused)
@@ -131,12 +132,12 @@ class Bundle:
         masked: Tensor | None = None,
         forget: bool = False,
     ) -> None:
-        """Remember what left this rank, to be settled when the next step begins: see Pending."""
+        """Remember the delivery of this step; the next step settles it: see Pending."""
         self.pending = Pending(delivered, ok, mean_rounding, masked, forget, self._withheld)
         self._withheld = []
 
     def settle(self, skipped: Tensor) -> None:
-        """Make u the residual, and mask momentum; both stay after a `skipped` step (0-d bool)."""
+        """Make u the residual, and mask the momentum; both stay after a `skipped` step (0-d)."""
         if self.pending is not None:
             self.pending.settle(self.buffer, skipped)
             if self.velocity is not None:
@@ -212,7 +213,7 @@ class Bundle:
         return out[: self.size]
 
     def momentum(self, skipped: Tensor) -> Tensor:
-        """Return a copy of the momentum as the next step will find it."""
+        """Return a copy of the momentum, masked as the next step will find it."""
         assert self.velocity is not None, "there is no momentum correction"
         out = self.velocity.clone()
         if self.pending is not None:
@@ -220,5 +221,5 @@ class Bundle:
         return out[: self.size]
 
     def view(self, flat: Tensor, slot: Slot) -> Tensor:
-        """Return a parameter's part of a flat vector, in its own shape and memory order."""
+        """Return a parameter's part of a flat vector, in the parameter's shape and memory order."""
         return flat.as_strided(slot.shape, slot.stride, flat.storage_offset() + slot.offset)

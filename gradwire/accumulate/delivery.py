@@ -1,4 +1,7 @@
-"""What a step leaves behind: residual = u - delivered, once the optimiser has taken the step."""
+"""The delivery of a step, and the residual that remains: residual = u - delivered.
+
+The delivery is subtracted only when the optimiser is known to have taken the step.
+"""
 
 from dataclasses import dataclass, field
 
@@ -11,11 +14,12 @@ from gradwire.types import Delivered, Entries, Everything, Rounded
 
 @dataclass
 class Pending:
-    """The delivery of one step, until the next step knows whether the optimiser took this one.
+    """The delivery of one step, kept until the next step knows if the optimiser took the step.
 
-    ok: 0-d bool, False where some rank was not finite. Then nothing was delivered.
-    mean_rounding: what rounding the mean to the gradient's dtype took away. Every rank keeps it.
-    masked: the indices where momentum ends.
+    ok: 0-d bool, False if some rank was not finite. Then nothing was delivered.
+    mean_rounding: the part of the mean that rounding to the gradient's dtype took away. Every rank
+    keeps the same part.
+    masked: the indices at which momentum ends.
     forget: True without error feedback. Then nothing stays, even after a skipped step.
     withheld: (offset, residual) of each parameter that no rank used.
     """
@@ -35,7 +39,7 @@ class Pending:
         if self.forget:
             buffer.zero_()
             return
-        subtract(buffer, self.delivered, skipped)
+        subtract_delivered(buffer, self.delivered, skipped)
         if self.mean_rounding is not None:
             # After a skipped step the rounding may be infinite, and 0 * inf is not 0.
             buffer.add_(torch.where(skipped, 0, self.mean_rounding))
@@ -44,13 +48,13 @@ class Pending:
             buffer[offset : offset + kept.numel()] = kept
 
     def mask(self, velocity: Tensor, skipped: Tensor) -> None:
-        """End the momentum of what was delivered, in place, unless the step was `skipped`."""
+        """End the momentum of delivered entries, in place, unless the step was `skipped`."""
         if self.masked is not None:
             kernels.settle(velocity, self.masked, velocity[self.masked], skipped)
 
 
-def subtract(buffer: Tensor, delivered: Delivered, skipped: Tensor) -> None:
-    """residual = u - delivered, in place; nothing changes when `skipped` is True."""
+def subtract_delivered(buffer: Tensor, delivered: Delivered, skipped: Tensor) -> None:
+    """Compute residual = u - delivered in place; change nothing if `skipped` is True."""
     match delivered:
         case Everything():
             buffer.mul_(skipped)

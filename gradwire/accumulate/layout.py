@@ -1,4 +1,4 @@
-"""Which parameters travel together."""
+"""The grouping of parameters into bundles, and the offset of each parameter in its bundle."""
 
 import fnmatch
 from collections.abc import Sequence
@@ -9,34 +9,35 @@ import torch
 from gradwire.errors import ConfigError
 from gradwire.types import MAX_SIZE, Slot, align
 
-SMALLEST, LARGEST, SHARE = 25e6, 200e6, 0.4
+_SMALLEST, _LARGEST, _SHARE = 25e6, 200e6, 0.4
 
 
 def bundle_bytes(megabytes: float | None, device: torch.device, entries: int) -> float:
-    """fp32 bytes at which a bundle is closed, in a model of so many entries; None leaves it to us.
+    """Return the fp32 bytes at which a bundle is closed; `entries` is the size of the model.
 
-    On CUDA 0.4 of the model, from 25 to 200 MB. At density 0.001 and 28 bits an entry 200 MB of
-    gradient are a message of 175 kB, 0.14 ms at 10 Gbit/s: less than what one more exchange costs
-    whatever it carries, which is what counts for networks of few, large layers. But with one bundle
-    nothing is exchanged until the backward pass is over. On the CPU compressing takes longer than
-    sending, and bundles of 25 MB let the backward pass hide it.
+    `megabytes` is the user's choice. None leaves the choice to this function:
+    - On CUDA a bundle holds 0.4 of the model, from 25 to 200 MB. At density 0.001 and 28 bits an
+      entry, 200 MB of gradient become a message of 175 kB. The message takes 0.14 ms at 10 Gbit/s,
+      less than the fixed cost of one more exchange. The fixed cost decides for networks of few,
+      large layers. With one bundle, however, nothing is exchanged before the backward pass ends.
+    - On the CPU compressing takes longer than sending. The backward pass can hide bundles of 25 MB.
     """
     if megabytes is not None:
         return 1e6 * megabytes
     if device.type != "cuda":
-        return SMALLEST
-    return min(max(SHARE * 4 * entries, SMALLEST), LARGEST)
+        return _SMALLEST
+    return min(max(_SHARE * 4 * entries, _SMALLEST), _LARGEST)
 
 
 def arrange(slots: Sequence[Slot], bundle_bytes: float, dense: Sequence[str]) -> list[list[Slot]]:
-    """The bundles: slots in the order given, cut where the dtype, the rule or the size asks for it.
+    """Return the bundles: the slots in their order, cut by unit, dtype, dense rule and size.
 
-    A bundle holds one dtype of one unit, is dense or compressed as a whole, and is closed when it
-    has `bundle_bytes` of fp32 entries or more. DDP closes its buckets by the same rule: both then
-    end at nearly the same layer, no small parameter before a large one travels alone, and what is
-    left for the end of the backward pass, which nothing hides, is small.
+    A bundle holds one dtype of one unit, and is dense or compressed as a whole. A bundle is closed
+    when it has `bundle_bytes` of fp32 entries or more. DDP closes its buckets by the same rule, so
+    buckets and bundles end at nearly the same layer. No small parameter before a large one travels
+    alone. The last bundle, which no backward pass can hide, is small.
     """
-    check_rules(slots, dense)
+    _check_rules(slots, dense)
     open_bundles: dict[tuple[object, ...], list[Slot]] = {}
     done: list[list[Slot]] = []
     for slot in slots:
@@ -48,8 +49,8 @@ def arrange(slots: Sequence[Slot], bundle_bytes: float, dense: Sequence[str]) ->
     return done + list(open_bundles.values())
 
 
-def place(slots: Sequence[Slot]) -> list[Slot]:
-    """The slots of one bundle, one behind the other."""
+def assign_offsets(slots: Sequence[Slot]) -> list[Slot]:
+    """Return the slots of one bundle with their offsets, one slot behind the other."""
     bundle: list[Slot] = []
     for slot in slots:
         bundle.append(replace(slot, offset=_end(bundle)))
@@ -57,7 +58,7 @@ def place(slots: Sequence[Slot]) -> list[Slot]:
 
 
 def size_of(bundle: Sequence[Slot]) -> int:
-    """Entries of a bundle, the padding of its slots included."""
+    """Return the entries of a bundle, including the padding of its slots."""
     size = _end(bundle)
     if size > MAX_SIZE:
         raise ConfigError(
@@ -68,16 +69,18 @@ def size_of(bundle: Sequence[Slot]) -> int:
 
 
 def is_dense(name: str, dense: Sequence[str]) -> bool:
-    """Whether a rule keeps this parameter dense."""
+    """Return True if a rule keeps this parameter dense."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in dense)
 
 
-def check_rules(slots: Sequence[Slot], dense: Sequence[str]) -> None:
-    """Raises for a rule that no parameter matches: it would be accepted and dropped."""
+def _check_rules(slots: Sequence[Slot], dense: Sequence[str]) -> None:
+    """Raise ConfigError for a rule that no parameter matches: the rule would have no effect."""
     for pattern in dense:
         if not any(fnmatch.fnmatchcase(slot.name, pattern) for slot in slots):
-            some = ", ".join(slot.name for slot in slots[:4])
-            raise ConfigError(f"dense={pattern!r} matches no parameter. Names look like: {some}")
+            examples = ", ".join(slot.name for slot in slots[:4])
+            raise ConfigError(
+                f"dense={pattern!r} matches no parameter. Names look like: {examples}"
+            )
 
 
 def _end(bundle: Sequence[Slot]) -> int:

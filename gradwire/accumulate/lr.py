@@ -1,4 +1,4 @@
-"""What waits in a residual, when the learning rate changes."""
+"""Residuals keep their worth when the learning rate changes."""
 
 import math
 from typing import Any
@@ -7,20 +7,20 @@ from gradwire.errors import ConfigError
 
 
 class LrTracker:
-    """Keeps every gradient at the learning rate of its own step.
+    """Tracker of the learning rate, which keeps each gradient at the rate of its step.
 
-    The optimiser multiplies what arrives with the rate of now. In units of that rate a gradient of
-    an earlier step is worth the old rate over the new one.
+    The optimiser multiplies the update with the current rate. In units of the current rate, a
+    gradient of an earlier step is worth the old rate over the new rate.
     """
 
     def __init__(self) -> None:
         self.rate = 0.0
-        """The last rate above 0, 0 before there is one."""
+        """The last rate above 0; 0 before the first one."""
         self.factor = 1.0
-        """What residuals are still to be multiplied with."""
+        """The factor by which residuals must still be multiplied."""
 
     def follow(self, lr: Any) -> None:
-        """The rate of the next step. At 0 nothing moves, and nothing changes its worth."""
+        """Note the rate of the next step; a rate of 0 moves nothing and changes nothing."""
         try:
             new = float(lr)
         except (TypeError, ValueError) as error:
@@ -31,7 +31,7 @@ class LrTracker:
             self.factor *= self.rate / new if self.rate else 1.0
             self.rate = new
 
-    def take(self) -> float:
-        """The factor, which is 1 afterwards."""
+    def take_factor(self) -> float:
+        """Return the factor, and reset it to 1."""
         factor, self.factor = self.factor, 1.0
         return factor

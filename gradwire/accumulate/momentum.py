@@ -1,4 +1,4 @@
-"""What happens to a gradient on its way into u: momentum correction and local clipping."""
+"""Momentum correction and local clipping: the way of a gradient into u."""
 
 import math
 from collections.abc import Sequence
@@ -13,22 +13,24 @@ from gradwire.types import Sparse
 
 @dataclass(frozen=True)
 class Correction:
-    """Of Lin et al. (2018), "Deep Gradient Compression", for any method and exchange.
+    """Momentum correction of Lin et al. (2018), "Deep Gradient Compression".
+
+    The correction works with any method and exchange:
 
         g = g * min(1, clip / sqrt(P) / |g|)
         m = momentum * m + g,  u = residual + m
         nesterov: m = momentum * (m + g),  u = residual + m + g
         masking: m = 0 where something of u was delivered
 
-    An entry that waits in the residual gathers the momentum it would have had, and the optimiser
-    must have none of its own. Masking forgets the momentum of what has just arrived late, so that
-    it is not carried on. Where a bundle is sent whole nothing is late and nothing is masked: that
-    is SGD with momentum.
+    An entry that waits in the residual gathers the momentum it would have had. The optimiser must
+    not add momentum again. Masking forgets the momentum of an entry that has just arrived late, so
+    that the momentum is not carried on. In a bundle that is sent whole nothing is late and nothing
+    is masked. Such a bundle gets plain SGD with momentum.
 
     Different from the paper: |g| is the L2 norm of one bundle's gradient, because a bundle is on
-    its way before the last one is there. It clips only where the norm of the whole would, and
-    keeps the whole below sqrt(bundles) times the bound; with one bundle it is the paper's rule.
-    (The released code clips tensor by tensor.)
+    its way before the last one is there. The rule clips only if the norm of the whole gradient
+    would clip. The whole stays below sqrt(bundles) times the bound. With one bundle the rule is the
+    paper's. (The released code clips tensor by tensor.)
     """
 
     momentum: float = 0.0
@@ -40,9 +42,10 @@ class Correction:
 def clip_factor(
     pieces: Sequence[Piece], clip: float, ranks: int, unscale: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """What to multiply the gradient with, unscaling included, and whether that clips it.
+    """Return the factor for the gradient (unscaling included), and True (0-d) if it clips.
 
-    Entries that are not finite do not count: they never get in, and the rest must not be lost.
+    Entries that are not finite do not count. Such entries never get in, and the other entries must
+    not be lost.
     """
     norms = [
         torch.linalg.vector_norm(torch.nan_to_num(g, 0, 0, 0), dtype=torch.float64)
@@ -57,7 +60,7 @@ def clip_factor(
 
 
 def to_mask(update: Tensor, sent: Sparse) -> Tensor:
-    """Where momentum is masked: entries of which this worker gave something to the update.
+    """Return the indices at which momentum is masked: this worker's entries in the update.
 
     An entry that another worker cut (gTop-k), or that rounding made zero, goes on waiting.
     """

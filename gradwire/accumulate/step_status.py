@@ -1,4 +1,4 @@
-"""Whether the optimiser takes the steps that it is given."""
+"""Steps that the optimiser takes, and steps that it skips."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -12,39 +12,47 @@ from gradwire.accumulate.delivery import Pending
 
 
 class StepStatus:
-    """What became of the last step, and how many were passed over: decided on the device.
+    """Record of the last step: did the optimiser take it? The answer is decided on the device.
 
-    Either the user said so, or a bundle came back NaN, or the GradScaler found an infinite gradient
-    anywhere and the optimiser did not step, if it is known. The scale itself tells nothing: the
-    user may set it at any time.
+    A step counts as skipped in three cases:
+    - the user said so;
+    - a bundle came back NaN;
+    - the GradScaler found an infinite gradient and the optimiser, if it is known, did not step.
+
+    The scale itself tells nothing, because the user may set it at any time.
     """
 
     def __init__(self, scaler: Any, optimizer: Optimizer | None) -> None:
         self.scaler = scaler
         self.optimizer_watch: OptimizerWatch | None = None
-        """Records if this optimiser stepped: a scaler that serves several does not say which."""
+        """Records if this optimiser stepped. Needed because a scaler that serves several
+        optimisers does not say which of them stepped.
+        """
         self.by_user = False
+        """True: the user said that this step is skipped."""
         self.scale: Tensor | None = None
-        """The scaler's, in this step."""
+        """The GradScaler's scale in this step."""
         self._optimizer = optimizer
         self._found: Mapping[int, Mapping[str, Any]] = {}
-        """What the scaler notes of each optimiser until it updates its scale; it then begins a new
-        one, and this one stays as it was."""
+        """The scaler's notes about each optimiser, up to the next update of the scale. The scaler
+        then begins a new mapping and leaves this one unchanged.
+        """
         self._old_scale: Tensor | None = None
-        """Of a checkpoint that says no more than this of what became of its last step."""
+        """The scale that an old checkpoint recorded instead of the fate of its last step."""
 
     def open(self, device: torch.device) -> None:
+        """Prepare for steps on this device."""
         self._device = device
         self.count = torch.zeros((), dtype=torch.int64, device=device)
-        self.before = torch.zeros((), dtype=torch.bool, device=device)
-        """Whether the step before this one was skipped, as this one found when it began."""
+        self.skipped = torch.zeros((), dtype=torch.bool, device=device)
+        """True (0-d): the previous step was skipped, as far as was known when this step began."""
         if self._optimizer is not None:
             self.optimizer_watch = OptimizerWatch(self._optimizer, device)
 
     def begin(self, pending: Sequence[Pending]) -> None:
-        """Note that a step begins; `pending` is what the last one delivered."""
-        self.before = self.now(pending)
-        self.count += self.before
+        """Note that a step begins; `pending` is the deliveries of the last step."""
+        self.skipped = self.last_was_skipped(pending)
+        self.count += self.skipped
         self.by_user = False
         if self.optimizer_watch is not None:
             self.optimizer_watch.stepped.zero_()
@@ -53,14 +61,14 @@ class StepStatus:
         if self._is_on:
             self._found = self.scaler._per_optimizer_states
 
-    def told(self) -> dict[str, object]:
-        """What ranks compare when they meet."""
+    def handshake_settings(self) -> dict[str, object]:
+        """Return the settings that ranks compare in their handshake."""
         return {"scaler": self._is_on, "optimizer": self._optimizer is not None}
 
     def resume(self, skipped: bool, scale: Tensor | None = None) -> None:
-        """Go on after a step of which a checkpoint says that it was skipped.
+        """Go on after the last step of a checkpoint; `skipped` tells the fate of that step.
 
-        Old ones say only the scale in that step, and whether the optimiser has stepped.
+        Old checkpoints hold only the scale in that step, and a flag that the optimiser has stepped.
         """
         self.by_user, self._found, self._old_scale = skipped, {}, scale
 
@@ -68,8 +76,8 @@ class StepStatus:
     def _is_on(self) -> bool:
         return self.scaler is not None and bool(self.scaler.is_enabled())
 
-    def now(self, pending: Sequence[Pending]) -> Tensor:
-        """Whether the last step was skipped, as far as it is known by now (0-d bool)."""
+    def last_was_skipped(self, pending: Sequence[Pending]) -> Tensor:
+        """Return True (0-d) if the last step was skipped, as far as is known by now."""
         if not pending:
             return torch.zeros((), dtype=torch.bool, device=self._device)
         skipped = ~torch.stack([p.ok for p in pending]).all()
@@ -85,43 +93,45 @@ class StepStatus:
         return skipped
 
     def _overflow(self) -> Tensor | None:
-        """Whether the scaler found an infinite gradient in the last step; None if it never looked.
+        """Return True (0-d) if the scaler found an infinite gradient; None if it never looked.
 
-        With several optimisers it adds up what it found: that this one stepped then counts more.
+        With several optimisers the scaler adds up its findings. A step of this optimiser then
+        counts more than the sum.
         """
         if self._old_scale is not None:
-            now = self._current_scale()
-            return None if now is None else now < self._old_scale
+            scale = self._current_scale()
+            return None if scale is None else scale < self._old_scale
         known = self._optimizer
-        found = [
+        infinities = [
             value.to(self._device, torch.float32)
             for owner, state in self._found.items()
             if known is None or owner == id(known)
             for value in state["found_inf_per_device"].values()
         ]
-        return torch.stack(found).sum() > 0 if found else None
+        return torch.stack(infinities).sum() > 0 if infinities else None
 
     def _current_scale(self) -> Tensor | None:
-        """A copy of the GradScaler's scale, on the device; it changes in place."""
+        """Return a copy of the GradScaler's scale on the device; the original changes in place."""
         if not self._is_on:
             return None
         scale = self.scaler._scale
         return None if scale is None else scale.detach().to(self._device, torch.float32).clone()
 
     def close(self) -> None:
+        """Stop watching the optimiser."""
         if self.optimizer_watch is not None:
             self.optimizer_watch.remove()
 
 
 class OptimizerWatch:
-    """Looks on while an optimiser steps.
+    """Watch on one optimiser; it records that the optimiser steps.
 
-    A GradScaler that serves several adds up what it found for each of them.
+    A GradScaler that serves several optimisers does not say which of them stepped.
     """
 
     def __init__(self, optimizer: Optimizer, device: torch.device) -> None:
         self.stepped = torch.zeros((), dtype=torch.bool, device=device)
-        """Whether it has stepped since the last exchange."""
+        """True (0-d): the optimiser has stepped since the last exchange."""
         self._handle = optimizer.register_step_post_hook(functools.partial(_note, self.stepped))
 
     def remove(self) -> None:
@@ -129,9 +139,9 @@ class OptimizerWatch:
 
 
 def _note(flag: Tensor, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    # A fused optimiser is called in any case, and told what the scaler found.
-    found = getattr(optimizer, "found_inf", None)
-    if found is None:
+    # A fused optimiser is called in any case. The scaler hands it `found_inf`, and it skips alone.
+    infinite = getattr(optimizer, "found_inf", None)
+    if infinite is None:
         flag.fill_(True)
     else:
-        flag.copy_((found == 0).all())
+        flag.copy_((infinite == 0).all())

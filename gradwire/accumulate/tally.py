@@ -1,4 +1,4 @@
-"""What one bundle counts for `wire.stats()`, on the device."""
+"""Counters of one bundle for `wire.stats()`, kept on the device."""
 
 import torch
 from torch import Tensor
@@ -7,9 +7,10 @@ from torch import Tensor
 class Tally:
     """Sums over all steps so far.
 
-    energy: fp64 [2], of the values that were rounded, and of what rounding took from them.
-    leaked: fp64 [2], of what an exchange lost, and of what was chosen for it.
-    sent: the number of entries that left this rank. clipped: how often the gradient was clipped.
+    energy: fp64 [2], the energy of the values before rounding, and of the errors of rounding.
+    leaked: fp64 [2], the energy that an exchange lost, and the energy chosen for the exchange.
+    sent: the number of entries that left this rank.
+    clipped: the number of times the gradient was clipped.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -21,18 +22,21 @@ class Tally:
         self._counts: list[Tensor] = []
 
     def note_rounding(self, values: Tensor, seen: Tensor) -> None:
-        """Remember values, and how receivers see them, for `add_up`."""
+        """Remember values and their rounded form, for `add_up`."""
         self._rounded.append((values, seen))
 
     def note_sent(self, count: Tensor) -> None:
-        """Remember how many entries left (0-d), for `add_up`."""
+        """Remember the number of entries that left this rank (0-d); `add_up` adds it."""
         self._counts.append(count)
 
     def add_up(self) -> None:
-        """Add what was noted. Called between steps: inside a step others wait for the answer."""
+        """Add everything that was noted.
+
+        Call this between steps, because within a step other ranks wait for this one.
+        """
         for values, seen in self._rounded:
-            both = torch.stack([values, values - seen])
-            norms = torch.linalg.vector_norm(both, dim=1, dtype=torch.float64)
+            pairs = torch.stack([values, values - seen])
+            norms = torch.linalg.vector_norm(pairs, dim=1, dtype=torch.float64)
             self.energy.addcmul_(norms, norms)
         for count in self._counts:
             self.sent += count

@@ -1,12 +1,12 @@
-"""How a worker chooses: u -> Sparse, one file a method.
+"""Methods of choosing entries: u -> Sparse, one file per method.
 
-A method is a function `(u, k, memory, scan, *, options...) -> Sparse`, pure but for `memory`. To
-add one, write it in a file of its own and name it in METHODS.
+A method is a function `(u, k, memory, scan, *, options...) -> Sparse`. It changes nothing but
+`memory`. To add a method, write it in a new file and name it in METHODS.
 """
 
 import torch
 
-from gradwire.compress.bisect import MOST, bisect
+from gradwire.compress.bisect import BISECT_CAPACITY, bisect
 from gradwire.compress.chunked import check_chunked, chunked, chunked_block, chunked_capacity
 from gradwire.compress.dense import dense
 from gradwire.compress.dgc import check_dgc, dgc
@@ -20,7 +20,7 @@ from gradwire.compress.parts.partition import capacity_per_rank
 from gradwire.compress.randk import check_randk, keeps_rest, prefetch_draw, randk
 from gradwire.compress.sidco import sidco
 from gradwire.compress.threshold import check_threshold, threshold
-from gradwire.compress.thresholds import check_capacity, room
+from gradwire.compress.thresholds import capacity_for, check_capacity
 from gradwire.compress.topk import topk
 from gradwire.compress.trimmed import trimmed
 from gradwire.kernels.select import block_size
@@ -29,7 +29,7 @@ __all__ = ["METHODS", "BoundMethod", "Method"]
 
 
 def _times_k(k: int, size: int, options: Options) -> int:
-    return room(k, size, options["capacity"])
+    return capacity_for(k, size, options["capacity"])
 
 
 def _block_for_capacity(k: int, size: int, device: torch.device, options: Options) -> int:
@@ -43,7 +43,11 @@ METHODS: dict[str, Method] = {
         Method(gaussiank, capacity=gaussiank_capacity, maxima16=True, check=check_gaussiank),
         Method(dgc, maxima16=True, check=check_dgc),
         Method(trimmed),
-        Method(bisect, maxima16=True, capacity=lambda k, size, options: room(k, size, MOST)),
+        Method(
+            bisect,
+            maxima16=True,
+            capacity=lambda k, size, options: capacity_for(k, size, BISECT_CAPACITY),
+        ),
         Method(mstopk),
         Method(sidco, capacity=_times_k, check=check_capacity),
         Method(

@@ -1,11 +1,11 @@
-"""compress: the operator alone, on any flat tensor."""
+"""`gradwire.compress`: one method alone, on any flat tensor."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gradwire.accumulate.schedule import entries
+from gradwire.accumulate.schedule import entry_count
 from gradwire.compress import METHODS
 from gradwire.config import check_density
 from gradwire.errors import ConfigError, unknown
@@ -21,12 +21,12 @@ def compress(
     k: int | None = None,
     **options: Any,
 ) -> Sparse:
-    """The entries of flat `u` that `method` would send, without padding.
+    """Return the entries of flat `u` that `method` would send, without padding.
 
         sparse = gradwire.compress(u, method="topk", density=0.001)
-        u - sparse.dense()          # what would be kept
+        u - sparse.dense()          # the part that would be kept
 
-    Give `density`, a share in (0, 1], or `k`, a number of entries (default: density 0.001).
+    Give `density`, a share in (0, 1], or `k`, a number of entries. The default is density 0.001.
     """
     if method not in METHODS:
         raise unknown("method", method, METHODS)
@@ -35,7 +35,7 @@ def compress(
     if density is not None and k is not None:
         raise ConfigError(f"give density or k, not both; got density={density!r} and k={k!r}")
     if k is None:
-        k = entries(check_density(0.001 if density is None else density, use_k=True), u.numel())
+        k = entry_count(check_density(0.001 if density is None else density, use_k=True), u.numel())
     elif not isinstance(k, int) or isinstance(k, bool) or not 0 <= k <= u.numel():
         raise ConfigError(f"k must be a whole number in 0..{u.numel()}, the size of u; got {k!r}")
     if k == 0:
@@ -56,7 +56,7 @@ def _check_vector(u: Tensor) -> None:
     if u.is_cuda and u.dtype == torch.float64:
         raise ConfigError("u is float64, which CUDA kernels would compare as fp32: pass u.float()")
     if not bool(torch.isfinite(u).all()):
-        bad = int((~torch.isfinite(u)).sum())
+        count = int((~torch.isfinite(u)).sum())
         raise ConfigError(
-            f"u has {bad} entries that are not finite: there is no largest among them"
+            f"u has {count} entries that are not finite: there is no largest among them"
         )

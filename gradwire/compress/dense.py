@@ -1,4 +1,4 @@
-"""Every entry: the baseline that everything else is compared with."""
+"""Every entry: the baseline for all other methods."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""DGC: a threshold from a sample, then exactly k of what passes."""
+"""DGC: a threshold from a sample, then exactly k of the entries beyond it."""
 
 import math
 from collections.abc import Mapping
@@ -7,14 +7,15 @@ from typing import Any
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.compress.thresholds import beyond, level, runs
+from gradwire.compress.thresholds import sample_runs, select_beyond, threshold_by_rule
 from gradwire.errors import ConfigError
 from gradwire.kernels.threshold import Rule
 from gradwire.types import Memory, Scan, Sparse
 
-SHARE = 0.01
-TAIL = 2
-"""Entries of the sample that must be expected beyond the threshold."""
+_SHARE = 0.01
+"""The smallest sample, as a share of u."""
+_TAIL = 2
+"""The number of sampled entries that must be expected beyond the threshold."""
 
 
 def dgc(
@@ -22,23 +23,28 @@ def dgc(
 ) -> Sparse:
     """A threshold from a sample, lowered until k entries pass; then exactly the k largest.
 
-    The selection of Deep Gradient Compression (Lin et al. 2018), after the authors' code: of the
-    n_s sampled entries the ceil(n_s k/d)-th largest is the threshold, n_s = max(d/100, 2 d/k) or
-    `sample` times d. Different here: the sample is of runs of eight neighbours. Too few that pass:
-    their code multiplies the threshold by 0.8 up to ten times; here it falls at once to a group
-    maximum that k groups reach. Too many: top-k among these ("hierarchical selection"); their code
-    does that only beyond 1.3 k and cuts smaller surplus by index order, which starves the end of
-    the vector. So n = k, or all that are not zero.
+    The selection of Deep Gradient Compression (Lin et al. 2018), after the authors' code. n_s
+    entries are sampled, n_s = max(d/100, 2 d/k) or `sample` times d. The threshold is the ceil(n_s
+    k/d)-th largest entry of the sample.
+    Different here:
+    - The sample consists of runs of eight neighbours.
+    - If too few entries pass, their code multiplies the threshold by 0.8, up to ten times. Here the
+      threshold falls at once to a group maximum that k groups reach.
+    - If too many entries pass, the largest k are taken ("hierarchical selection"). Their code does
+      this only beyond 1.3 k. It cuts a smaller surplus by index order, which starves the end of the
+      vector.
+
+    So n = k, or all entries that are not zero.
     """
     if k == 0:
-        return beyond(u, u.new_zeros(()), 0, scan)
-    seen = runs(u, sampled(memory.real(u), k, sample))
-    r = math.ceil(seen.numel() * k / memory.real(u))
-    listed = kernels.select(seen, min(r, seen.numel()))[1]
-    return beyond(u, level(u, scan, Rule.LIST, k, listed=listed), k, scan)
+        return select_beyond(u, u.new_zeros(()), 0, scan)
+    sampled = sample_runs(u, _sample_size(memory.real_size(u), k, sample))
+    rank = math.ceil(sampled.numel() * k / memory.real_size(u))
+    listed = kernels.select(sampled, min(rank, sampled.numel()))[1]
+    return select_beyond(u, threshold_by_rule(u, scan, Rule.LIST, k, listed=listed), k, scan)
 
 
-def check_dgc(options: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+def check_dgc(options: Mapping[str, Any], user_options: Mapping[str, Any]) -> None:
     """Raise ConfigError for a sample that is no share."""
     share = options["sample"]
     if not 0 <= share <= 1:
@@ -47,11 +53,11 @@ def check_dgc(options: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         )
 
 
-def sampled(size: int, k: int, share: float) -> int:
-    """Entries of the sample; raises where a given share is too small to hold any of the tail."""
-    least = min(size, math.ceil(TAIL * size / k))
+def _sample_size(size: int, k: int, share: float) -> int:
+    """Return the entries of the sample; raise ConfigError if `share` is too small for the tail."""
+    least = min(size, math.ceil(_TAIL * size / k))
     if not share:
-        return max(least, math.ceil(SHARE * size))
+        return max(least, math.ceil(_SHARE * size))
     if share * size < least:
         raise ConfigError(
             f"sample={share:g} takes {int(share * size)} of {size:,} entries, too few to find the "

@@ -1,4 +1,4 @@
-"""What a method is: its function, and what the function says of itself."""
+"""Method: the function that chooses entries, and the function's properties."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from gradwire.kernels.select import block_size
 from gradwire.types import Memory, Registered, Scan, Sparse
 
 Options = Mapping[str, Any]
-"""All options of a method: those that were given, and the defaults of the others."""
+"""All options of a method: the user's options, and the defaults of the others."""
 
 
 def _block_for_topk(k: int, size: int, device: torch.device, options: Options) -> int:
@@ -20,46 +20,46 @@ def _block_for_topk(k: int, size: int, device: torch.device, options: Options) -
 
 @dataclass(frozen=True)
 class Method(Registered):
-    """A way of choosing. Only `run` is needed; every other field has a default."""
+    """Way of choosing entries. Only `run` is needed; every other field has a default."""
 
     run: Callable[..., Sparse]
     """(u, k, memory, scan, *, options...) -> the entries that this rank sends."""
     common: Callable[[Options], bool] = lambda options: False
     """True: every rank chooses the same indices, which then do not travel."""
     exchange: str = ""
-    """The only exchange it works with; empty for a method that works with every one."""
+    """The only exchange that the method works with; empty: it works with every exchange."""
     capacity: Callable[[int, int, Options], int] = lambda k, size, options: k
-    """(k, size, options) -> the most entries it chooses."""
+    """(k, size, options) -> the most entries that the method chooses."""
     capacity_per_rank: Callable[[int, int, int], int] = lambda k, size, ranks: k
     """(k, size, ranks) -> the entries that one rank's message has room for."""
     learns: Callable[[Memory, Sparse, int], None] | None = None
     """(memory, agreed, k): takes note of the entries that all ranks agreed on."""
     keeps_rest: Callable[[Options], bool] = lambda options: True
-    """False: what it does not choose is forgotten."""
+    """False: entries that are not chosen are forgotten."""
     block: Callable[[int, int, torch.device, Options], int] = _block_for_topk
     """(k, size, device, options) -> entries per maximum that the scan leaves; 0 for no maxima."""
     maxima16: bool = False
-    """True: it uses the maxima only to skip blocks, so the scan may store them in 16 bits."""
+    """True: the maxima only tell which blocks to skip, so the scan may store them in 16 bits."""
     prefetch: Callable[[Tensor, int, Memory, Options], None] | None = None
-    """(u, k, memory, options): begins what needs the shape of u only, while u is being made."""
-    check: Callable[[Options, Options], None] = lambda options, given: None
-    """(options, given): raises for values that cannot work; `given` leaves the defaults out."""
+    """(u, k, memory, options): begins the work that needs no values of u, while u is being made."""
+    check: Callable[[Options, Options], None] = lambda options, user_options: None
+    """(options, user_options): raises for values that fail; user_options has no defaults."""
 
     @property
     def name(self) -> str:
         return self.run.__name__
 
-    def bind(self, given: Options) -> "BoundMethod":
+    def bind(self, user_options: Options) -> "BoundMethod":
         """Return the method with these options applied."""
-        return BoundMethod(self, {**self.options, **given})
+        return BoundMethod(self, {**self.options, **user_options})
 
-    def check_options(self, given: Options) -> None:
+    def check_options(self, user_options: Options) -> None:
         """Raise ConfigError for options of this method that cannot work."""
-        self.check({**self.options, **given}, given)
+        self.check({**self.options, **user_options}, user_options)
 
 
 class BoundMethod:
-    """A method with its options."""
+    """Method with its options."""
 
     def __init__(self, method: Method, options: Options) -> None:
         self.method = method
@@ -67,14 +67,14 @@ class BoundMethod:
         self.is_common = method.common(options)
         """True: every rank chooses the same indices."""
         self.keeps_rest = method.keeps_rest(options)
-        """False: what is not chosen is forgotten."""
+        """False: entries that are not chosen are forgotten."""
 
     def choose(self, u: Tensor, k: int, memory: Memory, scan: Scan | None = None) -> Sparse:
         """Choose about k entries of u."""
         return self.method.run(u, k, memory, scan, **self.options)
 
     def prefetch(self, u: Tensor, k: int, memory: Memory) -> None:
-        """Begin what can be done while u, which has only a shape yet, is being made."""
+        """Begin the work that needs no values of u, while u is being made."""
         if self.method.prefetch is not None:
             self.method.prefetch(u, k, memory, self.options)
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from gradwire.compress.thresholds import beyond, level
+from gradwire.compress.thresholds import select_beyond, threshold_by_rule
 from gradwire.kernels.threshold import Rule
 from gradwire.types import Memory, Scan, Sparse
 
@@ -10,11 +10,14 @@ from gradwire.types import Memory, Scan, Sparse
 def mstopk(u: Tensor, k: int, memory: Memory, scan: Scan | None = None) -> Sparse:
     """A threshold by 25 halvings between mean |u| and max |u|; then exactly the k largest.
 
-    MSTopK of Shi et al. (2021): t = mean + ratio (max - mean), ratio in [0, 1] is halved N times,
-    up where n > k and down otherwise. It ends with t1 (n <= k) and t2 (n > k), takes what passes t1
-    and fills up to k with a random run of what lies between. Different here: n > k is asked of the
-    group maxima, which k groups must reach, so all halvings are one formula; and what lies beyond
-    t2 is cut by magnitude, so n = k, or all that are not zero, and no luck is involved. The mean is
-    that of a sample.
+    MSTopK of Shi et al. (2021): t = mean + ratio (max - mean), and ratio in [0, 1] is halved N
+    times. ratio goes up if n > k and down otherwise. The halvings end with t1 (n <= k) and t2 (n >
+    k). Entries that pass t1 are taken; a random run of the entries between t1 and t2 fills up to k.
+    Different here:
+    - n > k is tested on the group maxima: k groups must reach the threshold. All halvings then are
+      one formula.
+    - Entries beyond t2 are cut by magnitude, so n = k, or all entries that are not zero. No luck is
+      involved.
+    - The mean is the mean of a sample.
     """
-    return beyond(u, level(u, scan, Rule.HALVES, k), k, scan)
+    return select_beyond(u, threshold_by_rule(u, scan, Rule.HALVES, k), k, scan)

@@ -1,4 +1,4 @@
-"""Random-k: k entries drawn without looking at them."""
+"""Random-k: k entries drawn without looking at their values."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,24 +24,26 @@ def randk(
     feedback: bool = True,
     unbiased: bool = False,
 ) -> Sparse:
-    """k entries drawn uniformly; the same on all ranks, or each its own.
+    """k entries drawn uniformly; either the same on all ranks, or other ones on each rank.
 
-    Rand_k of Stich et al. (2018): E ||u - C(u)||^2 = (1 - k/d) ||u||^2. With `shared` every rank
-    draws the same entries, so no indices travel. memory["draws"] counts the draws so far, on the
-    device; draw n of (seed, bundle, rank) is the same on every machine and after every resume.
-    Without `feedback` what is not drawn is forgotten: the one exemption from the law. `unbiased`
-    sends d/k times the values, E C(u) = u, and never has feedback, which would add up the excess.
+    Rand_k of Stich et al. (2018): E ||u - C(u)||^2 = (1 - k/d) ||u||^2.
+    shared: True: every rank draws the same entries, so no indices travel.
+    feedback: False: entries that are not drawn are forgotten. This is the one exemption from the
+    law.
+    unbiased: True: d/k times the values are sent, so E C(u) = u. There is then no feedback, because
+    feedback would add up the excess. memory["draws"]: the number of draws so far, on the device.
+    Draw n of (seed, bundle, rank) is the same on every machine and after every resume.
     """
-    drawn = memory.prefetched.pop("drawn", None)
-    indices, count = drawn.result() if drawn else _draw(u, k, memory, shared, seed)
+    prefetched = memory.prefetched.pop("drawn", None)
+    indices, count = prefetched.result() if prefetched else _draw(u, k, memory, shared, seed)
     values = kernels.pick(u, indices)
     if unbiased and k:
-        values = values * (memory.real(u) / k)
+        values = values * (memory.real_size(u) / k)
     return Sparse(indices, values, count, u.numel(), common=shared)
 
 
 def prefetch_draw(u: Tensor, k: int, memory: Memory, options: Mapping[str, Any]) -> None:
-    """Draws while u is still being made, which takes longer."""
+    """Begin the draw while u is being made, because making u takes longer."""
     if pays(u.numel(), u.device):
         shared, seed = options["shared"], options["seed"]
         drawn = SideStream("draw", u.device, lambda: _draw(u, k, memory, shared, seed), urgent=True)
@@ -49,21 +51,22 @@ def prefetch_draw(u: Tensor, k: int, memory: Memory, options: Mapping[str, Any])
 
 
 def _draw(u: Tensor, k: int, memory: Memory, shared: bool, seed: int) -> tuple[Tensor, Tensor]:
+    """Return the drawn indices and their number, and count the draw."""
     if "draws" not in memory:
         memory["draws"] = torch.zeros((), dtype=torch.int64, device=u.device)
     stream = hash_words(seed, memory.bundle, 0 if shared else memory.rank + 1)
-    return kernels.draw(k, memory.real(u), u.numel(), memory["draws"], stream, *memory.places)
+    return kernels.draw(k, memory.real_size(u), u.numel(), memory["draws"], stream, *memory.places)
 
 
 def keeps_rest(options: Mapping[str, Any]) -> bool:
-    """Return True if these options of randk feed back what was not drawn."""
+    """Return True if these options feed back the entries that were not drawn."""
     return bool(options["feedback"]) and not options["unbiased"]
 
 
-def check_randk(options: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Raise ConfigError where one option excludes another."""
+def check_randk(options: Mapping[str, Any], user_options: Mapping[str, Any]) -> None:
+    """Raise ConfigError if one option excludes another."""
     # feedback is True by default, and unbiased then turns it off.
-    if options["unbiased"] and given.get("feedback"):
+    if options["unbiased"] and user_options.get("feedback"):
         raise ConfigError(
             "randk: unbiased=True excludes feedback=True, which would send d/k times what is kept "
             "again and again: leave one of them out"

@@ -1,8 +1,8 @@
-"""How workers agree: every rank's message -> the same mean everywhere.
+"""Exchanges: from every rank's message to the same mean on every rank.
 
-An exchange is a function `(message, u, group, memory, *, options...) -> Outcome`; beside it stands
-what it costs. What it remembers it keeps in `memory`, under keys that begin with its name. To add
-one, write it in a file of its own and name it in EXCHANGES.
+An exchange is a function `(message, u, group, memory, *, options...) -> Outcome`. Its file also
+holds its costs, for the planner. An exchange keeps its state in `memory`, under keys that begin
+with its name. To add an exchange, write it in a new file and name it in EXCHANGES.
 """
 
 from gradwire.exchange.allgather import allgather, allgather_bytes, allgather_legs, allgather_rounds
@@ -37,13 +37,14 @@ from gradwire.exchange.oktopk import (
     oktopk_received,
     oktopk_rounds,
 )
-from gradwire.exchange.sketch_size import Table, table_prepare, table_suits, table_work
+from gradwire.exchange.sketch_size import SketchSize, sketch_prepare, sketch_suits, sketch_work
 from gradwire.exchange.sketched import sketched, sketched_bytes, sketched_legs, sketched_rounds
 from gradwire.exchange.union import union, union_bytes, union_legs, union_received, union_rounds
 
 __all__ = ["EXCHANGES", "Exchange", "Outcome"]
 
-SUMMED = ("fp32", "bf16")
+_SUMMED = ("fp32", "bf16")
+"""The values that an exchange can add up on the way."""
 
 EXCHANGES: dict[str, Exchange] = {
     x.name: x
@@ -61,7 +62,7 @@ EXCHANGES: dict[str, Exchange] = {
             union,
             union_bytes,
             union_rounds,
-            SUMMED,
+            _SUMMED,
             adds_u=True,
             legs=union_legs,
             received=union_received,
@@ -91,25 +92,25 @@ EXCHANGES: dict[str, Exchange] = {
             sketched,
             sketched_bytes,
             sketched_rounds,
-            SUMMED,
+            _SUMMED,
             chooses=True,
-            check=Table,
-            prepare=table_prepare,
+            check=SketchSize,
+            prepare=sketch_prepare,
             legs=sketched_legs,
-            work=table_work,
-            suits=table_suits,
+            work=sketch_work,
+            suits=sketch_suits,
         ),
         Exchange(
             gs_sgd,
             gs_sgd_bytes,
             gs_sgd_rounds,
-            SUMMED,
+            _SUMMED,
             chooses=True,
-            check=Table,
-            prepare=table_prepare,
+            check=SketchSize,
+            prepare=sketch_prepare,
             legs=gs_sgd_legs,
-            work=table_work,
-            suits=table_suits,
+            work=sketch_work,
+            suits=sketch_suits,
         ),
         Exchange(
             hierarchical,

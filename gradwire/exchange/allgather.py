@@ -1,4 +1,4 @@
-"""Everyone sends its entries to everyone."""
+"""All-gather: every rank sends its entries to every rank."""
 
 from typing import TYPE_CHECKING
 
@@ -23,40 +23,47 @@ def allgather(
 ) -> Outcome:
     """Every rank's entries to every rank, in one all-gather.
 
-    1. gather the P messages; 2. from zero, add them one by one in rank order, so that every rank
-    gets the same bits. A rank that is not finite makes the start NaN instead of zero.
+    1. Gather the P messages.
+    2. From zero, add the messages one by one in rank order, so that every rank gets the same bits.
+
+    If a rank is not finite, the sum starts from NaN instead of zero.
     """
     gathered = group.all_gather(message.buffer)
     with stage("decode"):
-        update, ok = mean_of(message, gathered, into)
+        update, ok = mean_of_gathered(message, gathered, into)
     return Outcome(update, Entries(message.delivered), ok)
 
 
-def mean_of(
+def mean_of_gathered(
     message: Message, gathered: Tensor, into: Target | None = None
 ) -> tuple[Tensor | None, Tensor]:
-    """The mean of messages like this one, added in their order, and whether all can be used."""
-    mine, encoding = message.chosen, message.encoding
-    common = mine.indices if mine.common else None
+    """Return the mean of gathered messages like `message`, and True (0-d) if all are usable.
+
+    The messages are added in their order.
+    """
+    chosen, encoding = message.chosen, message.encoding
+    common = chosen.indices if chosen.common else None
     dtype = torch.float32
     if encoding.plain:
         dtype = encoding.dtype
     else:
-        gathered = unpack(gathered, mine.size, mine.capacity, encoding)
-    return mean_of_messages(gathered, message.buffer, mine.size, mine.capacity, dtype, common, into)
+        gathered = unpack(gathered, chosen.size, chosen.capacity, encoding)
+    return mean_of_messages(
+        gathered, message.buffer, chosen.size, chosen.capacity, dtype, common, into
+    )
 
 
 def allgather_bytes(ranks: int, size: int, capacity: int, encoding: Encoding) -> int:
-    """A ring passes each message on P - 1 times."""
+    """Return the bytes that leave one rank: a ring passes each message on P - 1 times."""
     return (ranks - 1) * nbytes(capacity, encoding, size)
 
 
 def allgather_rounds(ranks: int) -> int:
-    """Once around the ring."""
+    """Return the rounds: once around the ring."""
     return ranks - 1
 
 
 def allgather_legs(network: "Network", size: int, capacity: int, encoding: Encoding) -> "list[Leg]":
-    """One ring."""
+    """Return one ring."""
     others = network.workers - 1
     return [network.ring(others * nbytes(capacity, encoding, size), others)]

@@ -1,4 +1,4 @@
-"""Everyone sends everything: one all-reduce."""
+"""Dense exchange: every rank sends every entry, in one all-reduce."""
 
 import torch
 from torch import Tensor
@@ -14,9 +14,9 @@ from gradwire.types import Entries, Everything, Memory
 def dense(message: Message, u: Tensor, group: Group, memory: Memory) -> Outcome:
     """Every entry, in one fp32 all-reduce.
 
-    Sends 2 (P - 1) / P of the gradient. Without a selection every entry of u goes; with one, the
-    chosen entries do, the others as zeros. The number of ranks that were not finite is summed in
-    the spare last entry.
+    Each rank sends 2 (P - 1) / P of the gradient. Without a selection every entry of u goes. With a
+    selection the chosen entries go, and zeros in place of the others. The spare last entry sums up
+    the number of ranks that were not finite.
     """
     with stage("encode"):
         update = u.new_zeros(u.numel() + 1)
@@ -35,10 +35,13 @@ def dense(message: Message, u: Tensor, group: Group, memory: Memory) -> Outcome:
 
 
 def dense_bytes(ranks: int, size: int, capacity: int, encoding: Encoding) -> int:
-    """A ring all-reduce sends 2 (P - 1) chunks of size / P; one entry more counts the finite."""
+    """Return the bytes that leave one rank: 2 (P - 1) chunks of size / P.
+
+    One more entry counts the ranks that were not finite.
+    """
     return 2 * (ranks - 1) * 4 * (size + 1) // ranks
 
 
 def dense_rounds(ranks: int) -> int:
-    """Twice around the ring."""
+    """Return the rounds: twice around the ring."""
     return 2 * (ranks - 1)

@@ -1,4 +1,4 @@
-"""Everyone sends everything, in half the bytes."""
+"""Dense exchange in half the bytes: every rank sends every entry as bf16."""
 
 from typing import TYPE_CHECKING
 
@@ -17,27 +17,30 @@ if TYPE_CHECKING:
 
 
 def dense_bf16(message: Message, u: Tensor, group: Group, memory: Memory) -> Outcome:
-    """Every entry, as bf16; what rounding takes away stays.
+    """Every entry, as bf16; the residual keeps the rounding errors.
 
-    The mean of PyTorch's bf16_compress_hook rounds at every hop of the ring; here each value is
-    rounded once on its way and once in the mean, and both errors go to a residual.
+    The mean of PyTorch's bf16_compress_hook rounds at every hop of the ring. Here each value is
+    rounded once on its way and once in the mean. Both errors go to a residual.
     """
     chosen = u if message.sparse is None else message.sparse.dense()
     broken = (1 - message.finite).float().view(1)
-    mean, given = ordered_mean(torch.cat([chosen, broken]), torch.bfloat16, group)
+    mean, contribution = ordered_mean(torch.cat([chosen, broken]), torch.bfloat16, group)
     with stage("decode"):
         ok = mean[-1] == 0
         update = mean + torch.where(ok, mean.new_zeros(()), float("nan"))
-    return Outcome(update, Rounded(given[:-1]), ok)
+    return Outcome(update, Rounded(contribution[:-1]), ok)
 
 
 def dense_bf16_bytes(ranks: int, size: int, capacity: int, encoding: Encoding) -> int:
-    """2 (P - 1) / P of the entries, two bytes each; one entry more says who was finite."""
+    """Return the bytes that leave one rank: 2 (P - 1) / P of the entries, two bytes each.
+
+    One more entry tells if a rank was not finite.
+    """
     return ordered_bytes(ranks, size + 1, 2)
 
 
 def dense_bf16_legs(
     network: "Network", size: int, capacity: int, encoding: Encoding
 ) -> "list[Leg]":
-    """Those of an ordered mean."""
+    """Return the legs of an ordered mean."""
     return ordered_legs(network, size + 1, 2)

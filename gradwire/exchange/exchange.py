@@ -1,4 +1,4 @@
-"""What an exchange is: its function, what it costs, and what it returns."""
+"""Exchange: the function that averages, its costs, and its result."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The mean over all ranks, and what this rank gave to it.
+    """The mean over all ranks, and this rank's contribution to it.
 
-    update: fp32, `size` + 1 entries, the last one spare; NaN everywhere when not ok. None: the
-    exchange has written the mean into its target. delivered: what left this rank, as receivers see
-    it. ok: 0-d bool, False when some rank was not finite; then nothing was delivered. leaked: fp64
-    [2], the energy that is lost and that of what was chosen, of an exchange that is exempt from the
-    law.
+    update: fp32, `size` + 1 entries, the last one spare; NaN everywhere if not ok. None: the
+    exchange has written the mean into its target.
+    delivered: the part of u that left this rank, as receivers see it.
+    ok: 0-d bool, False if some rank was not finite. Then nothing was delivered.
+    leaked: fp64 [2], the energy that was lost and the energy that was chosen. Only an exchange that
+    is exempt from the law has it.
     """
 
     update: Tensor | None
@@ -36,43 +37,47 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Exchange(Registered):
-    """A way of agreeing. Only the first three fields are needed; the planner has defaults."""
+    """Way of agreeing on a mean; only the first three fields are needed.
+
+    The planner has defaults for the fields without a value.
+    """
 
     run: Callable[..., Outcome]
+    """(message, u, group, memory, *, options...) -> the mean, and this rank's contribution."""
     bytes: Callable[..., int]
     """(ranks, size, capacity, encoding, options...) -> the most bytes that leave one rank."""
     rounds: Callable[..., int]
-    """(ranks, options...) -> how often a rank waits for another, with ring collectives."""
+    """(ranks, options...) -> the times that a rank waits for another, with ring collectives."""
     values: tuple[str, ...] = tuple(VALUES)
-    """How values may travel."""
+    """The dtypes and codes in which values may travel."""
     chooses: bool = False
-    """True: it looks at u itself, for the largest of the sum; the message only says how many."""
+    """True: the exchange chooses the largest entries of the sum; the message gives only k."""
     check: Callable[..., object] | None = None
-    """(options...): raises for a value that cannot work, whatever the model and the ranks."""
+    """(options...): raises for a value that can never work, whatever the model and the ranks."""
     prepare: Callable[..., None] | None = None
-    """(group, size, capacity, options...): raises for what cannot work; called by all ranks."""
+    """(group, size, capacity, options...): raises for settings that fail; called by all ranks."""
     fills: bool = False
-    """True: it takes the target of the mean as its last argument."""
+    """True: the last argument of the exchange is the target of the mean."""
     whole: str = ""
-    """How values travel in an exchange that always sends all of u; empty for every other one."""
+    """The dtype of the values in an exchange that always sends all of u; empty for the others."""
     stochastic: bool = False
     """True: values may be rounded stochastically."""
     adds_u: bool = False
-    """True: it adds u itself where any rank chose, whatever values the message has."""
+    """True: the exchange adds u itself where any rank chose, whatever values the message has."""
     legs: "Callable[[Network, int, int, Encoding], list[Leg]] | None" = None
-    """(network, size, capacity, encoding) -> its bytes and rounds by link. None: one ring."""
+    """(network, size, capacity, encoding) -> the bytes and rounds by link. None: one ring."""
     received: "Callable[[Received], float] | None" = None
-    """The nanoseconds to read and add up what arrives. None: every rank's entries, one by one."""
+    """The nanoseconds to read and add up arriving entries. None: one by one, from every rank."""
     work: "Callable[[Work, LocalTask], Work] | None" = None
-    """The seconds of a worker's own work, from the usual ones. None: the usual ones."""
+    """(usual work, task) -> the seconds of a worker's local work. None: the usual work."""
     suits: Callable[[float, str], bool] | None = None
-    """(density, indices) -> False where the planner need not try it. None: it always does."""
+    """(density, indices) -> False if the planner need not try the exchange. None: always True."""
     preference: int = 0
-    """The planner recommends one with a higher number first, and none with 0."""
+    """The planner recommends exchanges with a higher number first, and never one with 0."""
 
     @property
     def has_nodes(self) -> bool:
-        """True: it treats the ranks of one node apart, by an option `local`."""
+        """True: the exchange treats the ranks of one node apart, by an option `local`."""
         return "local" in self.options
 
     def check_config(self, config: "Config") -> None:
@@ -103,7 +108,7 @@ class Exchange(Registered):
     def legs_on(
         self, network: "Network", size: int, capacity: int, encoding: "Encoding"
     ) -> "list[Leg]":
-        """The legs of one bundle of `size` entries, messages with room for `capacity` of them."""
+        """Return the legs of one bundle of `size` entries; a message has room for `capacity`."""
         ranks = network.workers
         if ranks == 1:
             return []
@@ -117,7 +122,10 @@ class Exchange(Registered):
 
 @dataclass(frozen=True)
 class Received:
-    """What arrives at a rank: `k` entries of each of `ranks`; nanoseconds to treat one of them."""
+    """Entries that arrive at a rank: `k` of each of `ranks`.
+
+    read, add, merge: nanoseconds to read, add or merge one entry.
+    """
 
     ranks: int
     nodes: int
@@ -129,11 +137,13 @@ class Received:
 
 @dataclass(frozen=True)
 class LocalTask:
-    """One bundle for `Exchange.work`, and the seconds that parts of it take on the device.
+    """Bundle for `Exchange.work`, with the seconds that parts of its local work take.
 
-    floor: a pass over gradient and residual. copies: the mean to where it is wanted. select:
-    (density, entries) -> choosing so many of these. cell: an entry into a cell of a sketch, or out
-    of one. merging: a round of a merge.
+    floor: one pass over gradient and residual.
+    copies: copying the mean to its target.
+    select: (density, entries) -> seconds to choose that share of the entries.
+    cell: putting one entry into a cell of a sketch, or taking it out.
+    merging: one round of a merge.
     """
 
     size: int

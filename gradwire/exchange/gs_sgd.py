@@ -1,4 +1,4 @@
-"""Sketches again, added by ranks that meet in pairs: no server, and few rounds."""
+"""Sketches that pairs of ranks add up: no server, and few rounds."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -7,9 +7,9 @@ from torch import Tensor
 
 from gradwire.encode import Encoding, Message
 from gradwire.exchange.exchange import Outcome
-from gradwire.exchange.means import doubling
-from gradwire.exchange.sketch_size import Table
-from gradwire.exchange.sketched import by_sketch
+from gradwire.exchange.means import doubling_rounds
+from gradwire.exchange.sketch_size import SketchSize
+from gradwire.exchange.sketched import mean_by_sketch
 from gradwire.ranks.group import Group
 from gradwire.stages import stage
 from gradwire.types import Memory
@@ -24,125 +24,149 @@ def gs_sgd(
     group: Group,
     memory: Memory,
     *,
-    rows: int = Table.rows,
-    columns: int = Table.columns,
-    ratio: float = Table.ratio,
-    candidates: int = Table.candidates,
+    rows: int = SketchSize.rows,
+    columns: int = SketchSize.columns,
+    ratio: float = SketchSize.ratio,
+    candidates: int = SketchSize.candidates,
 ) -> Outcome:
-    """As sketched, in 4 log2 P rounds instead of 4 (P - 1).
+    """Sketches as in sketched, in 4 log2 P rounds instead of 4 (P - 1).
 
-    gs-SGD of Dai et al. (2021), reconstructed from its abstract: sketch sizes, and how it sums, are
-    ours. Sketch, mean of the sketches, the same `candidates` x k places on every rank, exact mean
-    there, k largest of it: see `sketched`. Here both means are taken by halving and doubling.
+    gs-SGD of Dai et al. (2021), reconstructed from its abstract. The sketch sizes and the way of
+    summing are ours. The steps are the same as in `sketched`: a sketch, the mean of the sketches,
+    the same `candidates` x k places on every rank, the exact mean there, and its k largest. Here
+    both means are taken by halving and doubling.
     """
-    sketch = Table(rows, columns, ratio, candidates)
-    return by_sketch(message, u, group, memory, sketch, halving_mean)
+    sketch = SketchSize(rows, columns, ratio, candidates)
+    return mean_by_sketch(message, u, group, memory, sketch, halving_mean)
 
 
 def halving_mean(values: Tensor, dtype: torch.dtype, group: Group) -> tuple[Tensor, Tensor]:
-    """(mean, given), as `ordered_mean`, in 2 log2 P rounds.
+    """Return (mean, contribution), as `ordered_mean` does, in 2 log2 P rounds.
 
-    Of 2^n ranks, in each of n rounds a rank swaps half of what it holds with a partner and adds
-    the other half; then it owns the sum of one part, and in n more rounds the parts come together.
+    Take 2^n ranks. In each of n rounds a rank swaps half of its values with a partner, and adds the
+    other half. The rank then owns the sum of one part. In n more rounds the parts come together.
     Each sum is made once, in an order that depends on the ranks only. Ranks beyond 2^n hand their
-    values over first and get the mean last. Whatever a rank rounds when it sends stays with it.
+    values over first and get the mean last. A rank keeps the rounding errors of the values it
+    sends.
     """
-    rounds = group.size.bit_length() - 1
-    power, rank = 1 << rounds, group.rank
+    rounds, power = doubling_rounds(group.size)
+    rank = group.rank
     inside, extra = rank < power, group.size - power
     part = -(-values.numel() // power)
     with stage("encode"):
         total = values.new_zeros(power, part)
         total.view(-1)[: values.numel()] = values
         total = _clamped(total, dtype)
-        given = total.clone()
+        contribution = total.clone()
     fold_to = None if inside else rank - power
     fold_from = rank + power if rank < extra else None
     if extra:
-        _add(group, total, given, slice(0, power), slice(0, power), dtype, fold_to, fold_from)
+        _swap_and_add(
+            group, total, contribution, slice(0, power), slice(0, power), dtype, fold_to, fold_from
+        )
     low, high = 0, power
     for r in reversed(range(rounds)):
         middle = (low + high) // 2
         halves = slice(low, middle), slice(middle, high)
         upper = bool(rank >> r & 1)
         partner = rank ^ 1 << r if inside else None
-        _add(group, total, given, halves[not upper], halves[upper], dtype, partner, partner)
+        _swap_and_add(
+            group, total, contribution, halves[not upper], halves[upper], dtype, partner, partner
+        )
         low, high = (middle, high) if upper else (low, middle)
     with stage("decode"):
         mean = total / group.size
         sent = _clamped(mean, dtype).to(dtype)
         if inside:
-            given[rank] -= group.size * (mean[rank] - sent[rank].float())
+            contribution[rank] -= group.size * (mean[rank] - sent[rank].float())
     for r in range(rounds):
-        mine, theirs = rank >> r << r, (rank >> r ^ 1) << r
+        first, partner_first = rank >> r << r, (rank >> r ^ 1) << r
         partner = rank ^ 1 << r if inside else None
-        block = sent[mine : mine + (1 << r)] if inside else sent[: 1 << r]
+        block = sent[first : first + (1 << r)] if inside else sent[: 1 << r]
         received = group.swap(block.contiguous(), partner, partner)
         if received is not None:
-            sent[theirs : theirs + (1 << r)] = received
+            sent[partner_first : partner_first + (1 << r)] = received
     if extra:
         received = group.swap(sent, fold_from, fold_to)
         sent = sent if received is None else received
     size = values.numel()
-    return sent.view(-1)[:size].float(), given.view(-1)[:size]
+    return sent.view(-1)[:size].float(), contribution.view(-1)[:size]
 
 
-def _add(
+def _swap_and_add(
     group: Group,
     total: Tensor,
-    given: Tensor,
-    away: slice,
-    stays: slice,
+    contribution: Tensor,
+    sent_rows: slice,
+    kept_rows: slice,
     dtype: torch.dtype,
-    to: int | None,
+    target: int | None,
     source: int | None,
 ) -> None:
-    """Send the rows `away`, less what rounding takes; add what comes to the rows that stay."""
+    """Send the `sent_rows`, and add the received rows to the `kept_rows`.
+
+    The rounding errors of the sent rows are taken off the contribution.
+    """
     with stage("encode"):
-        sent = _clamped(total[away], dtype).to(dtype)
-        if to is not None and dtype != torch.float32:
-            given[away] -= total[away] - sent.float()
-    received = group.swap(sent, to, source)
+        sent = _clamped(total[sent_rows], dtype).to(dtype)
+        if target is not None and dtype != torch.float32:
+            contribution[sent_rows] -= total[sent_rows] - sent.float()
+    received = group.swap(sent, target, source)
     if received is not None:
         with stage("decode"):
-            total[stays] += received.float()
+            total[kept_rows] += received.float()
 
 
 def _clamped(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Above its largest number a dtype rounds to infinity; clamped, the rest stays behind."""
+    """Return the values within the range of the dtype, so that none rounds to infinity.
+
+    The clamped excess stays in the residual.
+    """
     limit = torch.finfo(dtype).max
     return values.clamp(-limit, limit)
 
 
-def halving_bytes(ranks: int, entries: int, itemsize: int) -> int:
-    """The most that leaves one rank in `halving_mean`: one that takes in another, if any does."""
-    power = 1 << (ranks.bit_length() - 1)
+def _halving_bytes(ranks: int, entries: int, itemsize: int) -> int:
+    """Return the most bytes that leave one rank in `halving_mean`.
+
+    If P is not a power of two, that rank takes in the values of another one.
+    """
+    _, power = doubling_rounds(ranks)
     parts = 2 * (power - 1) + (power if ranks > power else 0)
     return parts * -(-entries // power) * itemsize
 
 
 def gs_sgd_bytes(ranks: int, size: int, capacity: int, encoding: Encoding, **options: Any) -> int:
-    """2 (P - 1) / P of cells and candidates; 3 - 2 / 2^n of them where P is not 2^n."""
-    sketch, itemsize = Table(**options), encoding.dtype.itemsize
-    parts = sketch.cells(size) + 1, sketch.many(size, capacity)
-    return sum(halving_bytes(ranks, entries, itemsize) for entries in parts)
+    """Return the bytes that leave one rank: 2 (P - 1) / P of cells and candidates.
+
+    If P is not 2^n, the factor is 3 - 2 / 2^n.
+    """
+    sketch, itemsize = SketchSize(**options), encoding.dtype.itemsize
+    parts = sketch.cell_count(size) + 1, sketch.candidate_count(size, capacity)
+    return sum(_halving_bytes(ranks, entries, itemsize) for entries in parts)
 
 
 def gs_sgd_rounds(ranks: int, **options: Any) -> int:
-    """2 log2 P for each of two means; two more each when P is not a power of two."""
-    rounds = ranks.bit_length() - 1
-    return 2 * (2 * rounds + (2 if ranks > 1 << rounds else 0))
+    """Return the rounds: 2 log2 P for each of two means.
+
+    If P is not a power of two, each mean takes two more.
+    """
+    rounds, power = doubling_rounds(ranks)
+    return 2 * (2 * rounds + (2 if ranks > power else 0))
 
 
 def gs_sgd_legs(network: "Network", size: int, capacity: int, encoding: Encoding) -> "list[Leg]":
-    """Halves of cells, then of candidates, to partners ever nearer, and back."""
-    table, itemsize = Table(), encoding.dtype.itemsize
-    out: list[Leg] = []
-    for entries in (table.cells(size) + 1, table.many(size, capacity)):
-        rounds, power = doubling(network.workers)
+    """Return the legs: halves of the vectors to ever nearer partners, and back.
+
+    The first vector is the cells, the second the candidates.
+    """
+    sketch, itemsize = SketchSize(), encoding.dtype.itemsize
+    legs: list[Leg] = []
+    for entries in (sketch.cell_count(size) + 1, sketch.candidate_count(size, capacity)):
+        rounds, power = doubling_rounds(network.workers)
         part = -(-entries // power) * itemsize
         halving = [network.pairs(part << r, 1 << r) for r in reversed(range(rounds))]
-        out += halving + halving[::-1]
+        legs += halving + halving[::-1]
         if network.workers > power:
-            out += [network.pairs(0, power), network.pairs(power * part, power)]
-    return out
+            legs += [network.pairs(0, power), network.pairs(power * part, power)]
+    return legs

@@ -1,4 +1,4 @@
-"""How large a sketch is, and whether it can show anything."""
+"""Size of a sketch, and the check that it can show the largest entries."""
 
 import math
 import warnings
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Table:
-    """The options of the exchanges by sketch: `rows` x `columns` cells, or d / `ratio` cells.
+class SketchSize:
+    """Options of the exchanges by sketch: `rows` x `columns` cells, or d / `ratio` cells.
 
-    candidates: how many entries, for each of the k, are looked at exactly.
+    candidates: the number of entries, for each of the k, at which exact values are added.
     """
 
     rows: int = 5
@@ -46,76 +46,84 @@ class Table:
                 f"candidates must be at least 1 for each of the k; got {self.candidates}"
             )
 
-    def width(self, size: int) -> int:
-        """The columns for a vector of `size` entries."""
+    def column_count(self, size: int) -> int:
+        """Return the columns for a vector of `size` entries."""
         return self.columns or max(1, round(size / self.ratio / self.rows))
 
-    def cells(self, size: int) -> int:
-        return self.rows * self.width(size)
+    def cell_count(self, size: int) -> int:
+        """Return the cells for a vector of `size` entries."""
+        return self.rows * self.column_count(size)
 
-    def many(self, size: int, k: int) -> int:
-        """How many entries are looked at exactly."""
+    def candidate_count(self, size: int, k: int) -> int:
+        """Return the number of entries at which exact values are added."""
         return min(size, self.candidates * k)
 
     def check(self, size: int, k: int) -> None:
-        """Raises for a table in which no k entries can be told from the noise, whatever the data.
+        """Raise ConfigError for a sketch in which noise hides the k largest entries, whatever the
+        data.
 
-        An entry is found when it is twice the noise of a cell, |u_(k)| >= 2 ||u|| / sqrt(columns);
-        k entries of that size have at most the energy ||u||^2: columns >= 4 k.
+        An entry is found if it is twice the noise of a cell, |u_(k)| >= 2 ||u|| / sqrt(columns). k
+        entries of that size have at most the energy ||u||^2, so columns >= 4 k.
         """
-        have, need = self.width(size), min(4 * k, size)
-        if have < need:
-            ratio = int(100 * size / need / self.rows) / 100
+        columns, needed = self.column_count(size), min(4 * k, size)
+        if columns < needed:
+            ratio = int(100 * size / needed / self.rows) / 100
             by_ratio = f" or ratio={ratio:g}" if ratio >= 1 and not self.columns else ""
             raise ConfigError(
-                f"a sketch of {self.rows} x {have} cells cannot show the {k} largest of {size} "
-                f"entries: use columns={need}{by_ratio}, or a lower density"
+                f"a sketch of {self.rows} x {columns} cells cannot show the {k} largest of {size} "
+                f"entries: use columns={needed}{by_ratio}, or a lower density"
             )
 
     def estimate(self, u: Tensor, k: int) -> tuple[int, int]:
-        """(shown, columns): how many of the k largest of u it would show, and columns for them all.
+        """Return (shown, columns): how many of the k largest of u show, and the columns that show
+        all.
 
-        Those of twice the noise of a cell, as above; the noise is what the other entries leave
-        there, the root of their energy / columns. Asks the host.
+        An entry shows if it is twice the noise of a cell. The noise is the root of (energy of the
+        other entries) / columns. The host waits for the result.
         """
         largest = kernels.select(u, k)[1].double().square()
-        rest = (torch.linalg.vector_norm(u, dtype=torch.float64).square() - largest.sum()).relu()
-        shown = (largest >= 4 * rest / self.width(u.numel())).sum()
-        least = torch.where(largest > 0, largest, math.inf).amin()
-        n, energy, edge = torch.stack([shown, rest, least]).tolist()
-        return int(n), max(min(4 * k, u.numel()), math.ceil(4 * energy / edge))
+        other_energy = (
+            torch.linalg.vector_norm(u, dtype=torch.float64).square() - largest.sum()
+        ).relu()
+        shown = (largest >= 4 * other_energy / self.column_count(u.numel())).sum()
+        least_energy = torch.where(largest > 0, largest, math.inf).amin()
+        count, energy, smallest = torch.stack([shown, other_energy, least_energy]).tolist()
+        return int(count), max(min(4 * k, u.numel()), math.ceil(4 * energy / smallest))
 
 
-def warn_if_blind(sketch: Table, u: Tensor, k: int) -> None:
-    """Warns where the noise hides nine in ten of the k largest of u. Asks the host."""
+def warn_if_blind(sketch: SketchSize, u: Tensor, k: int) -> None:
+    """Warn if the noise hides nine in ten of the k largest of u. The host waits for the answer."""
     size = u.numel()
     shown, columns = sketch.estimate(u, k)
     if 10 * shown >= k:
         return
-    what = f"use columns={columns}, a ratio of {size / columns / sketch.rows:.3g}"
+    advice = f"use columns={columns}, a ratio of {size / columns / sketch.rows:.3g}"
     if columns * sketch.rows >= size:
-        what = "one that does is no smaller than they are: use exchange='oktopk'"
+        advice = "one that does is no smaller than they are: use exchange='oktopk'"
     warnings.warn(
-        f"a sketch of {sketch.rows} x {sketch.width(size)} cells shows about {shown} of the {k} "
-        f"largest of these {size} entries; {what}",
+        f"a sketch of {sketch.rows} x {sketch.column_count(size)} cells shows about {shown} of "
+        f"the {k} largest of these {size} entries; {advice}",
         stacklevel=2,
     )
 
 
-def table_prepare(group: Group, size: int, capacity: int, **options: Any) -> None:
-    """See `Table.check`."""
-    Table(**options).check(size, capacity)
+def sketch_prepare(group: Group, size: int, capacity: int, **options: Any) -> None:
+    """Raise ConfigError for a sketch that is too small: see `SketchSize.check`."""
+    SketchSize(**options).check(size, capacity)
 
 
-def table_suits(density: float, indices: str) -> bool:
-    """False where no table of the usual size can show so many, or indices would be packed twice."""
-    return Table().width(10**9) >= 4 * density * 10**9 and indices == "int32"
+def sketch_suits(density: float, indices: str) -> bool:
+    """Return False if no sketch of the usual size can show the entries, or indices would be packed.
+
+    Packing would have no effect, because no indices travel.
+    """
+    return SketchSize().column_count(10**9) >= 4 * density * 10**9 and indices == "int32"
 
 
-def table_work(usual: "Work", task: "LocalTask") -> "Work":
-    """Every entry into every row, and out of every row again."""
-    cells = task.cell * Table.rows * task.size
-    many = Table().many(task.size, task.k)
-    chosen = task.select(many / task.size, task.size)
-    compress = task.floor + task.bundle + chosen + cells
-    return replace(usual, compress=compress, encode=cells, decode=task.copies)
+def sketch_work(usual: "Work", task: "LocalTask") -> "Work":
+    """Return the work: every entry into every row, and out of every row again."""
+    sketching = task.cell * SketchSize.rows * task.size
+    candidates = SketchSize().candidate_count(task.size, task.k)
+    chosen = task.select(candidates / task.size, task.size)
+    compress = task.floor + task.bundle + chosen + sketching
+    return replace(usual, compress=compress, encode=sketching, decode=task.copies)

@@ -1,4 +1,4 @@
-"""Sums and parts of sparse vectors, padded to a fixed length: no host needs a count."""
+"""Sums and parts of sparse vectors, padded to a fixed length, so that no host needs a count."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,31 +11,31 @@ from gradwire.kernels.join import merge
 from gradwire.types import Sparse
 
 
-def add(a: Sparse, b: Sparse) -> Sparse:
-    """a + b: at most as many entries as both have room for. At most two numbers meet in a sum."""
+def add_sparse(a: Sparse, b: Sparse) -> Sparse:
+    """Return a + b, with room for the entries of both. A sum adds at most two numbers."""
     if a.common:
         return replace(a, values=a.values + b.values)
-    return add_all([a, b])
+    return sum_sparse([a, b])
 
 
-def add_all(parts: Sequence[Sparse]) -> Sparse:
-    """The sum, added in the order of the parts; with room for the entries of all."""
+def sum_sparse(parts: Sequence[Sparse]) -> Sparse:
+    """Return the sum, added in the order of the parts, with room for the entries of all."""
     size = parts[0].size
-    where = merge(torch.cat([part.indices for part in parts]), size)
-    values = torch.zeros(where.numel() + 1, dtype=torch.float32, device=where.device)
+    indices = merge(torch.cat([part.indices for part in parts]), size)
+    values = torch.zeros(indices.numel() + 1, dtype=torch.float32, device=indices.device)
     for part in parts:
-        # Padding points behind the last entry; searchsorted finds some place, its value is zero.
-        values.index_add_(0, torch.searchsorted(where, part.indices), part.values)
-    return Sparse(where, values[:-1], (where < size).sum(dtype=torch.int32), size)
+        # Padding points behind the last entry. searchsorted gives it any place; its value is zero.
+        values.index_add_(0, torch.searchsorted(indices, part.indices), part.values)
+    return Sparse(indices, values[:-1], (indices < size).sum(dtype=torch.int32), size)
 
 
-def subtract(a: Sparse, b: Sparse) -> Sparse:
-    """a - b."""
-    return add(a, replace(b, values=-b.values))
+def subtract_sparse(a: Sparse, b: Sparse) -> Sparse:
+    """Return a - b."""
+    return add_sparse(a, replace(b, values=-b.values))
 
 
-def keep(sparse: Sparse, k: int) -> Sparse:
-    """The k entries of largest magnitude; ties go to the smaller index."""
+def keep_largest(sparse: Sparse, k: int) -> Sparse:
+    """Return the k entries of largest magnitude; ties go to the smaller index."""
     if sparse.common:
         return sparse
     places = topk(sparse.values, min(k, sparse.capacity))
@@ -46,10 +46,10 @@ def keep(sparse: Sparse, k: int) -> Sparse:
     return Sparse(indices, values, (indices < sparse.size).sum(dtype=torch.int32), sparse.size)
 
 
-def restrict(sparse: Sparse, where: Tensor) -> Sparse:
-    """The entries whose index is in `where`: ascending, padded with size, one at least."""
-    at = torch.searchsorted(where, sparse.indices).clamp_(max=where.numel() - 1)
-    inside = (where[at] == sparse.indices) & (sparse.indices < sparse.size)
+def restrict_to(sparse: Sparse, wanted: Tensor) -> Sparse:
+    """Return the entries whose index is in `wanted`: ascending, padded with size, one at least."""
+    places = torch.searchsorted(wanted, sparse.indices).clamp_(max=wanted.numel() - 1)
+    inside = (wanted[places] == sparse.indices) & (sparse.indices < sparse.size)
     indices, order = torch.where(inside, sparse.indices, sparse.size).sort()
     values = torch.where(inside, sparse.values, 0)[order]
     return Sparse(indices, values, inside.sum(dtype=torch.int32), sparse.size)

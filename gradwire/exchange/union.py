@@ -1,4 +1,4 @@
-"""Everyone agrees on the entries first, then adds what everyone has there."""
+"""Union: workers first agree on the entries, then add all workers' values there."""
 
 from typing import TYPE_CHECKING
 
@@ -19,28 +19,34 @@ if TYPE_CHECKING:
 
 
 def union(message: Message, u: Tensor, group: Group, memory: Memory) -> Outcome:
-    """Everyone's values where anyone chose: 1.5x allgather's bytes.
+    """The values of all workers wherever any worker chose: 1.5x allgather's bytes.
 
-    1. gather the P index lists; 2. every rank merges them into the same ascending list of at most
-    min(d, P k) entries, padded to that, so that no host needs its length; 3. the mean of all
-    workers' values there, added in rank order (see `ordered_mean`). A worker delivers on the whole
-    union, also where others chose: the residuals stay smaller than with `allgather` ("variant B"
-    of TopK-SGD, as in the code of Yoon and Oh). With common indices the union is k entries.
+    1. Gather the P index lists.
+    2. Every rank merges the lists into the same ascending list of at most min(d, P k) entries. The
+       list is padded to that length, so that no host needs a count.
+    3. Take the mean of all workers' values there, added in rank order (see `ordered_mean`).
+
+    A worker delivers on the whole union, also at entries that only others chose. The residuals
+    therefore stay smaller than with `allgather` ("variant B" of TopK-SGD, as in the code of Yoon
+    and Oh). With common indices the union is k entries.
     """
     gathered = group.all_gather(message.index_part)
     with stage("decode"):
         lists, ok = message.unpack_indices(gathered)
-        where, values, count = join(lists, u)
-    mean, given = ordered_mean(values, message.encoding.dtype, group)
+        indices, values, count = join(lists, u)
+    mean, contribution = ordered_mean(values, message.encoding.dtype, group)
     with stage("decode"):
         update = u.new_empty(u.numel() + 1)
         start(update, ok)
-        spread(update, where, mean)
-    return Outcome(update, Entries(Sparse(where, given, count, u.numel())), ok)
+        spread(update, indices, mean)
+    return Outcome(update, Entries(Sparse(indices, contribution, count, u.numel())), ok)
 
 
 def union_bytes(ranks: int, size: int, capacity: int, encoding: Encoding) -> int:
-    """The index lists on a ring, and 2 (P - 1) / P of the values on at most min(d, P k) entries."""
+    """Return the bytes that leave one rank: the index lists on a ring, and the values.
+
+    2 (P - 1) / P of the values on at most min(d, P k) entries leave a rank.
+    """
     name = encoding.settled(size, capacity).indices
     indices = (ranks - 1) * (HEADER + index_bytes(name, size, capacity))
     entries = capacity if name == "common" else min(size, ranks * capacity)
@@ -48,12 +54,12 @@ def union_bytes(ranks: int, size: int, capacity: int, encoding: Encoding) -> int
 
 
 def union_rounds(ranks: int) -> int:
-    """Once around the ring, and an ordered mean."""
+    """Return the rounds: once around the ring, and an ordered mean."""
     return ranks - 1 + ordered_rounds(ranks)
 
 
 def union_legs(network: "Network", size: int, capacity: int, encoding: Encoding) -> "list[Leg]":
-    """The lists on a ring, then an ordered mean."""
+    """Return the legs: the lists on a ring, then an ordered mean."""
     ranks = network.workers
     lists = (ranks - 1) * (HEADER + index_bytes(encoding.indices, size, capacity))
     entries = capacity if encoding.indices == "common" else min(size, ranks * capacity)
@@ -61,6 +67,6 @@ def union_legs(network: "Network", size: int, capacity: int, encoding: Encoding)
     return [network.ring(lists, ranks - 1), *mean]
 
 
-def union_received(got: "Received") -> float:
-    """Every list is merged too."""
-    return got.ranks * got.k * (got.read + got.merge + got.add)
+def union_received(received: "Received") -> float:
+    """Return the nanoseconds: every list is read, merged and added."""
+    return received.ranks * received.k * (received.read + received.merge + received.add)

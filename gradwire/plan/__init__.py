@@ -1,1 +1,1 @@
-"""What will a step cost, and does compressing pay? Predictions, and a choice with its reason."""
+"""Predictions of the seconds of a step, and a choice of exchange with its reason."""

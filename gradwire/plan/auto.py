@@ -1,4 +1,4 @@
-"""method="auto": dense for a few steps, then what the planner recommends for what was measured."""
+"""method="auto": dense for a few steps, then the planner's choice for the measured step."""
 
 import itertools
 import statistics
@@ -24,17 +24,18 @@ if TYPE_CHECKING:
     from gradwire.state.state import State
 
 SKIPPED, MEASURED = 2, 5
-"""Steps: in the first ones DDP builds its buckets anew and caches are cold."""
-MIN_DENSITY = 0.01
-"""Below it accuracy may suffer, and nobody is there to be asked."""
-BOUNDS = ("density", "min_density", "values", "indices", "exchange", "bundle_mb")
+"""The numbers of steps. In the first steps DDP builds its buckets anew and caches are cold."""
+_MIN_DENSITY = 0.01
+"""The lowest density that is chosen alone, because a lower one may cost accuracy."""
+_BOUNDS = ("density", "min_density", "values", "indices", "exchange", "bundle_mb")
+"""The fields of Config that bound the choice."""
 
 
 class Auto:
-    """What was measured so far of the steps, and the bounds of the choice.
+    """Measurements of the steps so far, and the bounds of the choice.
 
-    A worker computes from the end of one exchange to the first bucket of the next step, and on to
-    its last bucket; the rest of a step is exchange that nothing hides.
+    A worker computes from the end of one exchange to the last bucket of the next step. The rest of
+    a step is exchange that nothing hides.
     """
 
     def __init__(self, bounds: Mapping[str, Any]) -> None:
@@ -43,37 +44,37 @@ class Auto:
         self._marks: list[dict[str, Mark]] = []
 
     def begin(self, clock: Clock) -> None:
-        """The first bucket of a step is here."""
+        """Note that the first bucket of a step is here."""
         self._clock = clock
         self._marks.append({"first": clock.mark()})
 
     def mark(self, name: str) -> None:
-        """The "last" bucket is here, or everything is "done"."""
+        """Note that the "last" bucket is here, or that everything is "done"."""
         if self._clock is not None and self._marks:
             self._marks[-1][name] = self._clock.mark()
 
     @property
     def due(self) -> bool:
-        """Whether enough steps were measured; the same on every rank."""
+        """True: enough steps were measured; the answer is the same on every rank."""
         return len(self._marks) > SKIPPED + MEASURED
 
     def compute_seconds(self) -> float:
-        """One step without any exchange, the median. Waits for the device."""
+        """Return the median seconds of a step without any exchange; wait for the device."""
         steps = self._marks[SKIPPED:]
         spent = [
-            _between(a["first"], a["last"]) + _between(a["done"], b["first"])
+            _seconds_between(a["first"], a["last"]) + _seconds_between(a["done"], b["first"])
             for a, b in itertools.pairwise(steps)
             if "last" in a and "done" in a
         ]
         return max(0.0, statistics.median(spent)) if spent else 0.0
 
     def decide(self, state: "State") -> tuple[dict[str, Any], str]:
-        """Fields for Config, and why: rank 0's choice. A collective call."""
+        """Return fields for Config, and the reason: rank 0's choice. This is a collective call."""
         group, device = state.group, state.device
-        mine = torch.tensor([self.compute_seconds()], dtype=torch.float64, device=device)
+        own_seconds = torch.tensor([self.compute_seconds()], dtype=torch.float64, device=device)
         chosen: dict[str, Any] = {}
         with uncounted(group):
-            seconds = float(group.all_gather(mine).max())
+            seconds = float(group.all_gather(own_seconds).max())
             rate, latency = measure_link(group.all_gather, group.size, device)
             if group.rank == 0:
                 chosen = self._choose(state, seconds, rate, latency)
@@ -89,8 +90,8 @@ class Auto:
         exchange = bounds.get("exchange", "")
         encodings = [(bounds.get("values", "fp32"), bounds.get("indices", "int32"))]
         density = bounds.get("density", ())
-        least = density or bounds.get("min_density", MIN_DENSITY)
-        found = plan_for(
+        least = density or bounds.get("min_density", _MIN_DENSITY)
+        recommendation = plan_for(
             load,
             measure_machine(state.device),
             network,
@@ -100,14 +101,15 @@ class Auto:
             bounds.get("bundle_mb"),
             encodings if {"values", "indices"} & bounds.keys() else ENCODINGS,
         ).recommendation
-        return {"fields": found.fields, "reason": _reason(found, seconds, rate, latency)}
+        reason = _reason(recommendation, seconds, rate, latency)
+        return {"fields": recommendation.fields, "reason": reason}
 
 
 def split_bounds(fields: Mapping[str, Any]) -> tuple[Auto, dict[str, Any]]:
-    """What bounds the choice, and the fields to begin with: dense."""
-    bounds = {k: v for k, v in fields.items() if k in BOUNDS}
-    asked = EXCHANGES.get(bounds.get("exchange", ""))
-    if asked is not None and asked.whole:
+    """Return the bounds of the choice, and the fields to begin with: dense."""
+    bounds = {k: v for k, v in fields.items() if k in _BOUNDS}
+    exchange = EXCHANGES.get(bounds.get("exchange", ""))
+    if exchange is not None and exchange.whole:
         raise ConfigError(
             f"method='auto' chooses whether to send dense: leave out exchange="
             f"{bounds['exchange']!r}, or use method='dense'"
@@ -115,19 +117,19 @@ def split_bounds(fields: Mapping[str, Any]) -> tuple[Auto, dict[str, Any]]:
     for name in ("density", "min_density"):
         if name in bounds:
             check_density(bounds[name], name)
-    rest = {k: v for k, v in fields.items() if k not in BOUNDS or k == "bundle_mb"}
-    return Auto(bounds), rest | {"method": "dense", "exchange": "dense"}
+    others = {k: v for k, v in fields.items() if k not in _BOUNDS or k == "bundle_mb"}
+    return Auto(bounds), others | {"method": "dense", "exchange": "dense"}
 
 
-def _reason(found: Recommendation, seconds: float, rate: float, latency: float) -> str:
+def _reason(recommendation: Recommendation, seconds: float, rate: float, latency: float) -> str:
     measured = (
         f"measured: {1e3 * seconds:.3g} ms of computing a step, {show_link(rate)} and "
         f"{1e6 * latency:.3g} us between ranks; "
     )
-    return measured + found.reason
+    return measured + recommendation.reason
 
 
-def _between(begin: Mark, end: Mark) -> float:
+def _seconds_between(begin: Mark, end: Mark) -> float:
     if isinstance(begin, torch.cuda.Event) and isinstance(end, torch.cuda.Event):
         end.synchronize()
         begin.synchronize()

@@ -1,4 +1,4 @@
-"""How fast one worker is: its memory, its arithmetic, and what a bundle costs whatever its size."""
+"""Speed of one worker: its memory, its arithmetic, and the fixed cost of a bundle."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,16 +8,21 @@ from gradwire.errors import unknown
 
 @dataclass(frozen=True, eq=False)
 class Costs:
-    """What the code costs on one kind of device, measured on one of them.
+    """Costs of the code on one kind of device, measured on one such device.
 
-    passes: the step of each method (accumulate, compress, settle) at density 0.1 %, over the
-        memory floor, 12 bytes an entry.
-    slope: what each 1 of density adds to that, "" for methods not named; most: never more passes.
-    The rest are nanoseconds an entry at `reference` bytes a second of memory: of encoding and
-    decoding plain (int32) and packed indices, of adding one into the mean, of merging sorted lists,
-    of a cell of a sketch. fill: passes that put the mean of an all-gather into DDP's buckets.
+    reference: bytes per second of memory on the measured device.
+    bundle: seconds that a bundle takes however small it is.
+    passes: the local steps of each method (accumulate, compress, settle) at density 0.1 %. The unit
+    is the memory floor of 12 bytes per entry.
+    slope: the passes that each 1 of density adds; "" for methods that are not named.
+    most: the most passes of a method.
+    encode, decode: nanoseconds per entry for plain (int32) and for packed indices.
+    add: nanoseconds to add one entry into the mean.
+    merge: nanoseconds per entry to merge sorted lists.
+    sketch: nanoseconds per cell of a sketch.
+    matrix: seconds of PowerSGD per matrix, up to rank 2 (Gram-Schmidt) and above (QR).
+    fill: passes that put the mean of an all-gather into DDP's buckets.
     merging: seconds of a round of gtopk, whatever its size.
-    matrix: seconds of PowerSGD a matrix, up to rank 2 (Gram-Schmidt) and above (QR).
     """
 
     reference: float
@@ -34,7 +39,7 @@ class Costs:
     fill: float = 1.0
     merging: float = 0.0
     agrees: bool = False
-    """Whether ranks compare, before each exchange, what they are about to send: on Gloo."""
+    """True: ranks compare the name and size of a message before each exchange, as on Gloo."""
 
 
 CUDA = Costs(
@@ -66,9 +71,12 @@ CUDA = Costs(
     fill=1 / 3,
     merging=1.3e-3,
 )
-"""One H200: benchmarks/results/methods_202611.md; micro, exdyna and deft, as one worker, at 150 M
-entries of studies_202611.md. Merging and sketches are from 138 M entries there (a table that fits
-in the cache takes half of that), a merge's own time from one row of gtopk, in plan_202611.md."""
+"""One H200: benchmarks/results/methods_202611.md. micro, exdyna and deft are from
+studies_202611.md, as one worker at 150 M entries.
+
+Merging and sketches are from 138 M entries there; a table that fits in the cache takes half of
+that. The time of a merge is from one row of gtopk in plan_202611.md.
+"""
 
 CPU = Costs(
     reference=36.6e9,
@@ -98,24 +106,28 @@ CPU = Costs(
     matrix=(5e-5, 7e-5),
     agrees=True,
 )
-"""A core of an AMD EPYC: the same page; what depends on the density, merging and sketches from two
-ranks of benchmarks/results/plan_202611.md at 50 Mbit/s."""
+"""A core of an AMD EPYC: benchmarks/results/methods_202611.md.
+
+The costs that depend on the density, merging and sketches are from two ranks at 50 Mbit/s, in
+benchmarks/results/plan_202611.md.
+"""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """One worker's device.
+    """Device of one worker.
 
-    bandwidth: bytes a second that `e.add_(g)` reaches. flops: what it sustains while training, in
-    the precision people train in; of all numbers here the roughest, for it depends on the network.
+    bandwidth: bytes per second that `e.add_(g)` reaches.
+    flops: the rate sustained in training, in the precision people train in. Of all numbers here it
+    is the roughest, because it depends on the network.
     """
 
     name: str
     bandwidth: float
     flops: float
     costs: Costs = CUDA
-    beside: bool = False
-    """Whether what a worker does itself has a core of its own, beside the backward pass."""
+    has_spare_core: bool = False
+    """True: the worker's local work has a core for itself, beside the backward pass."""
 
     @property
     def bundle(self) -> float:
@@ -123,15 +135,15 @@ class Machine:
         return self.costs.bundle
 
     def floor(self, entries: float) -> float:
-        """Seconds to read gradient and residual and write the residual."""
+        """Return the seconds to read gradient and residual and to write the residual."""
         return 12 * entries / self.bandwidth
 
-    def scaled(self, nanoseconds: float) -> float:
-        """Seconds here of what takes so many nanoseconds on the reference device."""
+    def scaled_seconds(self, nanoseconds: float) -> float:
+        """Return the seconds here for work of `nanoseconds` on the reference device."""
         return 1e-9 * nanoseconds * self.costs.reference / self.bandwidth
 
     def select(self, method: str, density: float, entries: float) -> float:
-        """Seconds of one step of error feedback: accumulate, compress, settle."""
+        """Return the seconds of one step of error feedback: accumulate, compress, settle."""
         costs = self.costs
         slope = costs.slope.get(method, costs.slope[""])
         passes = costs.passes.get(method, costs.most) + slope * max(0.0, density - 0.001)
@@ -139,7 +151,10 @@ class Machine:
 
 
 def _gpu(name: str, memory: float, teraflops: float) -> Machine:
-    """0.9 of the data sheet's memory bandwidth, in GB/s, is what `e.add_(g)` gets on an H200."""
+    """Return a machine with 0.9 of the data sheet's memory bandwidth (GB/s).
+
+    `e.add_(g)` gets that share on an H200.
+    """
     return Machine(name, 0.9e9 * memory, 1e12 * teraflops)
 
 
@@ -161,13 +176,17 @@ MACHINES: dict[str, Machine] = {
         Machine("cpu", 36.6e9, 0.04e12, CPU),
     )
 }
-"""Memory bandwidth is the data sheet's. Measured are the teraflops of v100 (fp32, in Table 2 of Shi
-et al., 2019: 6.8 for AlexNet, ResNet-50 and Inception-V4, 10.6 for VGG-16) and of h200 (bf16
-autocast, ResNet-50; 282 for VGG-16, 77 for AlexNet); the others are scaled from these by peak."""
+"""Machines by name, with the memory bandwidth of the data sheet.
+
+The teraflops of two machines are measured; the others are scaled from these by peak.
+- v100: fp32, from Table 2 of Shi et al. (2019). 6.8 for AlexNet, ResNet-50 and Inception-V4; 10.6
+  for VGG-16.
+- h200: bf16 autocast. 91 for ResNet-50, 282 for VGG-16 and 77 for AlexNet.
+"""
 
 
-def machine(name: str) -> Machine:
-    """The machine of that name; an error names the nearest one."""
+def find_machine(name: str) -> Machine:
+    """Return the machine of that name; an error names the nearest one."""
     key = name.strip().lower().replace("_", "-").replace(" ", "-")
     if key not in MACHINES:
         raise unknown("gpu", name, MACHINES)

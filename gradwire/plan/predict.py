@@ -1,29 +1,28 @@
-"""Seconds of a step, and their parts, for one way of exchanging."""
+"""Prediction of the seconds of a step, and of their parts, for one way of exchanging."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
-from gradwire.accumulate.schedule import entries
+from gradwire.accumulate.schedule import entry_count
 from gradwire.compress import METHODS
 from gradwire.encode import Encoding
 from gradwire.exchange import EXCHANGES
-from gradwire.plan import powersgd
 from gradwire.plan.machine import Machine
 from gradwire.plan.network import Network
-from gradwire.plan.powersgd import rank_of
-from gradwire.plan.work import Task, Work, work
-from gradwire.plan.workload import BACKWARD, Part, Workload
+from gradwire.plan.powersgd import powersgd_legs, powersgd_rank, powersgd_work
+from gradwire.plan.work import BundleTask, Work, bundle_work
+from gradwire.plan.workload import BACKWARD, PlannedBundle, Workload
 
 PARTS = ("compute", "compress", "encode", "exchange", "decode", "hidden")
-AGREE = 24
-"""Bytes of the round in which Gloo's ranks compare what they are about to send."""
+_AGREE = 24
+"""The bytes of the round in which Gloo's ranks compare the next message's name and size."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way of exchanging gradients; without an exchange it is PyTorch's own, powersgd-4 say."""
+    """Way of exchanging gradients. Without an exchange it is PyTorch's: powersgd-4, for example."""
 
     method: str
     exchange: str
@@ -43,8 +42,8 @@ class Way:
         return Encoding(self.values, "common" if common else self.indices)
 
     @property
-    def travels(self) -> str:
-        """How entries travel, in a word."""
+    def encoding_name(self) -> str:
+        """The encoding of the entries, in a word."""
         if self.method == "dense" or not self.exchange:
             return EXCHANGES[self.exchange].whole if self.exchange else "fp32"
         return f"{self.values}+{self.encoding.indices}"
@@ -52,8 +51,12 @@ class Way:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Seconds of a step, and of what: step = compute + compress + encode + exchange + decode -
-    hidden. `bytes` leave one worker in a step, in `bundles` exchanges of up to `bundle_mb`."""
+    """Seconds of a step, and their parts.
+
+    seconds = compute + compress + encode + exchange + decode - hidden.
+    bytes: the bytes that leave one worker in a step.
+    bundles: the number of exchanges, of up to `bundle_mb` each.
+    """
 
     way: Way
     seconds: float
@@ -69,16 +72,16 @@ class Prediction:
 
     @property
     def exposed(self) -> float:
-        """What the step takes more than computing alone."""
+        """The seconds that the step takes beyond computing."""
         return self.seconds - self.compute
 
     def asdict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        way = asdict(self.way) | {"encoding": self.way.travels}
+        """Return plain values for JSON."""
+        way = asdict(self.way) | {"encoding": self.way.encoding_name}
         parts = {part: getattr(self, part) for part in PARTS}
-        rest = {"bytes": self.bytes, "bundles": self.bundles, "bundle_mb": self.bundle_mb}
+        sizes = {"bytes": self.bytes, "bundles": self.bundles, "bundle_mb": self.bundle_mb}
         efficiency = self.compute / self.seconds if self.seconds else 1.0
-        return way | {"seconds": self.seconds, "efficiency": efficiency, "parts": parts} | rest
+        return way | {"seconds": self.seconds, "efficiency": efficiency, "parts": parts} | sizes
 
 
 def predict(
@@ -87,64 +90,73 @@ def predict(
     device: Machine,
     network: Network,
     bundle_mb: float = 25.0,
-    own: Work | None = None,
+    measured_work: Work | None = None,
 ) -> Prediction:
-    """The step with bundles of `bundle_mb`.
+    """Return the prediction of a step with bundles of `bundle_mb`.
 
     Bundles go one after another, each when its gradients are there: compress, exchange, decode. The
-    network works beside the backward pass; what the worker does itself takes the device from it,
-    unless it has a core of its own. `own`: that work as it was measured, in place of the tables'.
+    network works beside the backward pass. The worker's local work takes the device from the
+    backward pass, unless the work has a core for itself.
+    measured_work: the local work as measured, in place of the tables' work.
     """
-    parts = load.bundles(bundle_mb)
-    costs = [_cost_of(way, part, device, network) for part in parts]
+    bundles = load.bundles(bundle_mb)
+    costs = [_bundle_cost(way, bundle, device, network) for bundle in bundles]
     works, nets, sent = zip(*costs, strict=True)
-    if own is not None:
-        works = tuple(own.part(part.size / sum(p.size for p in parts)) for part in parts)
-    end = _schedule(load.seconds, [part.share for part in parts], works, nets, device.beside)
+    if measured_work is not None:
+        works = tuple(
+            measured_work.part(bundle.size / sum(p.size for p in bundles)) for bundle in bundles
+        )
+    end = _schedule(
+        load.seconds, [bundle.share for bundle in bundles], works, nets, device.has_spare_core
+    )
     sums = [sum(getattr(w, part) for w in works) for part in ("compress", "encode", "decode")]
     hidden = load.seconds + sum(sums) + sum(nets) - end
     return Prediction(
-        way, end, load.seconds, sums[0], sums[1], sum(nets), sums[2], hidden, sum(sent), len(parts),
-        bundle_mb,
+        way, end, load.seconds, sums[0], sums[1], sum(nets), sums[2], hidden, sum(sent),
+        len(bundles), bundle_mb,
     )  # fmt: skip
 
 
-def _cost_of(way: Way, part: Part, device: Machine, network: Network) -> tuple[Work, float, float]:
-    rank = rank_of(way.method)
+def _bundle_cost(
+    way: Way, bundle: PlannedBundle, device: Machine, network: Network
+) -> tuple[Work, float, float]:
+    """Return (local work, seconds on the network, bytes that leave a rank) of one bundle."""
+    rank = powersgd_rank(way.method)
     if not rank:
-        return _cost(way, part.entries, part.size, device, network)
-    found = powersgd.legs(part.shapes, rank, network)
-    net = sum(map(network.seconds, found))
-    return powersgd.work(part.shapes, rank, device), net, float(sum(leg.bytes for leg in found))
+        return _cost_by_size(way, bundle.entries, bundle.size, device, network)
+    legs = powersgd_legs(bundle.shapes, rank, network)
+    net = sum(map(network.seconds, legs))
+    return powersgd_work(bundle.shapes, rank, device), net, float(sum(leg.bytes for leg in legs))
 
 
 @lru_cache(maxsize=1 << 16)
-def _cost(
+def _cost_by_size(
     way: Way, real: int, size: int, device: Machine, network: Network
 ) -> tuple[Work, float, float]:
-    """Of one bundle: local work, seconds on the network, and bytes that leave a rank."""
-    task = _task(way, real, size, network)
+    """Return the same for an exchange of gradwire, which needs only the bundle's size."""
+    task = _task_for(way, real, size, network)
     exchange = EXCHANGES[task.exchange]
-    found = exchange.legs_on(network, task.size, task.k, task.encoding)
-    if device.costs.agrees and found:
-        found = [network.ring(AGREE * (network.workers - 1), network.workers - 1), *found]
-    net = sum(map(network.seconds, found))
-    return work(task, device, network), net, float(sum(leg.bytes for leg in found))
+    legs = exchange.legs_on(network, task.size, task.k, task.encoding)
+    if device.costs.agrees and legs:
+        legs = [network.ring(_AGREE * (network.workers - 1), network.workers - 1), *legs]
+    net = sum(map(network.seconds, legs))
+    return bundle_work(task, device, network), net, float(sum(leg.bytes for leg in legs))
 
 
-def _task(way: Way, real: int, size: int, network: Network) -> Task:
+def _task_for(way: Way, real: int, size: int, network: Network) -> BundleTask:
+    """Return the task of one bundle; a bundle that costs more bytes compressed goes dense."""
     if way.method == "dense":
-        return Task("dense", way.exchange, way.encoding, size, size)
-    k = entries(way.density, real)
+        return BundleTask("dense", way.exchange, way.encoding, size, size)
+    k = entry_count(way.density, real)
     cost, dense = EXCHANGES[way.exchange].bytes, EXCHANGES["dense"].bytes
     method = METHODS[way.method]
-    room = method.bind({}).capacity(k, size, network.workers)
+    capacity = method.bind({}).capacity(k, size, network.workers)
     options = {"local": network.local} if EXCHANGES[way.exchange].has_nodes else {}
-    sent = cost(network.workers, size, room, way.encoding, **options)
+    sent = cost(network.workers, size, capacity, way.encoding, **options)
     if sent > dense(network.workers, size, k, way.encoding):
-        # gradwire sends the bundle whole there, and says so.
-        return Task("dense", "dense", way.encoding, size, size)
-    return Task(way.method, way.exchange, way.encoding, size, room)
+        # gradwire itself sends such a bundle whole, and counts it in the stats, by reason.
+        return BundleTask("dense", "dense", way.encoding, size, size)
+    return BundleTask(way.method, way.exchange, way.encoding, size, capacity)
 
 
 def _schedule(
@@ -152,12 +164,13 @@ def _schedule(
     shares: Sequence[float],
     works: Sequence[Work],
     nets: Sequence[float],
-    beside: bool,
+    has_spare_core: bool,
 ) -> float:
-    """When the step ends."""
-    device, free = (1 - BACKWARD) * seconds, 0.0
-    for share, own, net in zip(shares, works, nets, strict=True):
+    """Return the seconds at which the step ends: the backward pass, or the last bundle."""
+    device, network_free = (1 - BACKWARD) * seconds, 0.0
+    for share, local_work, net in zip(shares, works, nets, strict=True):
+        # A bundle starts when its gradients are there and the bundle before it is exchanged.
         device += BACKWARD * seconds * share
-        free = max(device, free) + own.total + net
-        device += 0.0 if beside else own.total
-    return max(device, free)
+        network_free = max(device, network_free) + local_work.total + net
+        device += 0.0 if has_spare_core else local_work.total
+    return max(device, network_free)

@@ -1,4 +1,4 @@
-"""Which of the predictions to take, and why."""
+"""Recommendation: the choice among the predictions, and its reason."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,19 +9,26 @@ from gradwire.plan.predict import Prediction
 from gradwire.plan.rate import SLOWEST
 from gradwire.plan.ways import BEST, preference
 
-WORTH = 0.95
-"""Compressing must save a twentieth of the step: it costs memory, and may cost accuracy."""
-ALIKE = 1.05
+_WORTH = 0.95
+"""The share of the dense step that a compressed step may take at most.
+
+Compressing must save a twentieth of the step, because it costs memory and may cost accuracy.
+"""
+_ALIKE = 1.05
 """Of the ways within a twentieth of the fastest, the one that loses least is taken."""
-LOSSES = {"fp32": 0, "bf16": 1, "fp16": 2, "int8": 3, "int4": 4, "sign": 5}
-EXACT = 0.01
+_LOSSES = {"fp32": 0, "bf16": 1, "fp16": 2, "int8": 3, "int4": 4, "sign": 5}
+"""The order of the encodings of values by their loss."""
+_EXACT = 0.01
 """Below this density the papers and the README's tables show a loss of accuracy."""
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What to attach with. method "dense": do not compress. `changes_at`: the link, in payload
-    bytes a second, at which the answer turns, None where it never does."""
+    """Recommended way of exchanging; method "dense" means: do not compress.
+
+    changes_at: the link, in payload bytes per second, at which the answer changes. None: it never
+    does.
+    """
 
     prediction: Prediction
     reason: str
@@ -29,26 +36,27 @@ class Recommendation:
 
     @property
     def compresses(self) -> bool:
+        """True: the recommended way compresses."""
         return self.prediction.way.method != "dense"
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The fields of Config for it."""
+        """The fields of Config for the recommended way."""
         p = self.prediction
         way = p.way
-        out: dict[str, Any] = {"method": way.method, "exchange": way.exchange}
+        fields: dict[str, Any] = {"method": way.method, "exchange": way.exchange}
         if self.compresses:
-            out |= {"values": way.values, "indices": way.indices, "density": way.density}
-        return out | {"bundle_mb": p.bundle_mb}
+            fields |= {"values": way.values, "indices": way.indices, "density": way.density}
+        return fields | {"bundle_mb": p.bundle_mb}
 
     def asdict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         p = self.prediction
         link = None if self.changes_at is None else 8 * self.changes_at / GOODPUT
         return {
             "method": p.way.method,
             "exchange": p.way.exchange,
-            "encoding": p.way.travels,
+            "encoding": p.way.encoding_name,
             "density": p.way.density,
             "values": p.way.values,
             "indices": p.way.indices,
@@ -60,12 +68,14 @@ class Recommendation:
         }
 
 
-At = Callable[[Prediction, float], float]
+SecondsAt = Callable[[Prediction, float], float]
 """(prediction, rate) -> seconds of the same way, with its best bundles, on a link of that rate."""
 
 
-def recommend(predictions: Sequence[Prediction], at: At, min_density: float) -> Recommendation:
-    """The fastest way that may be recommended; of those alike, the one that loses least."""
+def recommend(
+    predictions: Sequence[Prediction], seconds_at: SecondsAt, min_density: float
+) -> Recommendation:
+    """Return the fastest way that may be recommended; of ways alike, the one that loses least."""
     dense = min((p for p in predictions if p.way.method == "dense"), key=lambda p: p.seconds)
     sparse = [
         p
@@ -75,32 +85,35 @@ def recommend(predictions: Sequence[Prediction], at: At, min_density: float) -> 
     if not sparse:
         return Recommendation(dense, "nothing else was asked for.", None)
     fastest = min(p.seconds for p in sparse)
-    best = min((p for p in sparse if p.seconds <= ALIKE * fastest), key=_loses)
-    turn = _turning_point(predictions, sparse, at)
-    if fastest > WORTH * dense.seconds:
+    best = min((p for p in sparse if p.seconds <= _ALIKE * fastest), key=_loss_rank)
+    turning_rate = _turning_rate(predictions, sparse, seconds_at)
+    if fastest > _WORTH * dense.seconds:
         quickest = min(sparse, key=lambda p: p.seconds)
-        return Recommendation(dense, _why_not(dense, quickest, turn), turn)
-    return Recommendation(best, _why(best, dense, turn), turn)
+        return Recommendation(dense, _reason_against(dense, quickest, turning_rate), turning_rate)
+    return Recommendation(best, _reason_for(best, dense, turning_rate), turning_rate)
 
 
-def _loses(p: Prediction) -> tuple[float, int, int, int, float]:
-    """Small where little is lost: density first, then what arrives, then rounding, then time."""
+def _loss_rank(p: Prediction) -> tuple[float, int, int, int, float]:
+    """Return a sort key that is small if little is lost.
+
+    Density counts first, then the rounding of values, the exchange, the method, and time.
+    """
     way = p.way
     return (
         -way.density,
-        LOSSES[way.values],
+        _LOSSES[way.values],
         -preference(way),
         BEST.index(way.method),
         p.seconds,
     )
 
 
-def _turning_point(
-    predictions: Sequence[Prediction], sparse: Sequence[Prediction], at: At
+def _turning_rate(
+    predictions: Sequence[Prediction], sparse: Sequence[Prediction], seconds_at: SecondsAt
 ) -> float | None:
-    """The link rate below which compressing pays, by bisection; None where there is none.
+    """Return the link rate below which compressing pays, by bisection; None if none exists.
 
-    Of each method, exchange and density, the encoding that is the fastest here.
+    Of each method, exchange and density, only the encoding counts that is the fastest here.
     """
     dense = [p for p in predictions if p.way.method == "dense"]
     exact = [p for p in sparse if p.way.method == "topk"] or sparse
@@ -109,8 +122,8 @@ def _turning_point(
         best.setdefault((p.way.method, p.way.exchange, p.way.density), p)
 
     def pays(rate: float) -> bool:
-        found = min(at(p, rate) for p in best.values())
-        return found <= WORTH * min(at(p, rate) for p in dense)
+        fastest = min(seconds_at(p, rate) for p in best.values())
+        return fastest <= _WORTH * min(seconds_at(p, rate) for p in dense)
 
     slow, fast = SLOWEST * GOODPUT / 8, FASTEST * GOODPUT / 8
     if not pays(slow) or pays(fast):
@@ -121,17 +134,18 @@ def _turning_point(
     return slow
 
 
-def _why(best: Prediction, dense: Prediction, turn: float | None) -> str:
-    way, gain = best.way, _few(dense.seconds / best.seconds)
+def _reason_for(best: Prediction, dense: Prediction, turning_rate: float | None) -> str:
+    way, gain = best.way, _show_number(dense.seconds / best.seconds)
     text = (
-        f"{way.name} at density {way.density:g} as {way.travels}: {_time(best.seconds)} a step "
-        f"against {_time(dense.seconds)} for {dense.way.name} ({gain}x)"
-        f" and {_time(best.compute)} without any exchange; it sends {_megabytes(best)} MB "
-        f"instead of {_megabytes(dense)}, in {_bundles(best)}."
+        f"{way.name} at density {way.density:g} as {way.encoding_name}: "
+        f"{_show_seconds(best.seconds)} a step against {_show_seconds(dense.seconds)} for "
+        f"{dense.way.name} ({gain}x) and {_show_seconds(best.compute)} without any exchange; "
+        f"it sends {_show_megabytes(best)} MB instead of {_show_megabytes(dense)}, in "
+        f"{_show_bundles(best)}."
     )
-    if turn is not None:
-        text += f" On links faster than {show_link(turn)} it would not pay."
-    if way.density < EXACT:
+    if turning_rate is not None:
+        text += f" On links faster than {show_link(turning_rate)} it would not pay."
+    if way.density < _EXACT:
         text += (
             f" Density {way.density:g} may cost accuracy: at 0.1 % the papers lose 0.6 to 0.8 "
             f"points, we lost 5 in 50 epochs; min_density=0.01 is the safer bound."
@@ -139,30 +153,30 @@ def _why(best: Prediction, dense: Prediction, turn: float | None) -> str:
     return text
 
 
-def _why_not(dense: Prediction, best: Prediction, turn: float | None) -> str:
+def _reason_against(dense: Prediction, best: Prediction, turning_rate: float | None) -> str:
     text = (
-        f"do not compress: {dense.way.name} takes {_time(dense.seconds)} a step, of which "
-        f"{_time(dense.exposed)} is not computing; the best compressed way, {best.way.name} at "
-        f"density {best.way.density:g}, {_time(best.seconds)}."
+        f"do not compress: {dense.way.name} takes {_show_seconds(dense.seconds)} a step, of which "
+        f"{_show_seconds(dense.exposed)} is not computing; the best compressed way, "
+        f"{best.way.name} at density {best.way.density:g}, {_show_seconds(best.seconds)}."
     )
-    if turn is None:
+    if turning_rate is None:
         return text + " No link rate changes that."
-    return text + f" Compressing would pay below {show_link(turn)}."
+    return text + f" Compressing would pay below {show_link(turning_rate)}."
 
 
-def _bundles(p: Prediction) -> str:
+def _show_bundles(p: Prediction) -> str:
     if p.bundles == 1:
         return "one bundle"
     return f"{p.bundles} bundles of up to {p.bundle_mb:g} MB"
 
 
-def _megabytes(p: Prediction) -> str:
-    return _few(p.bytes / 1e6)
+def _show_megabytes(p: Prediction) -> str:
+    return _show_number(p.bytes / 1e6)
 
 
-def _few(number: float) -> str:
+def _show_number(number: float) -> str:
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
-def _time(seconds: float) -> str:
-    return f"{_few(seconds)} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+def _show_seconds(seconds: float) -> str:
+    return f"{_show_number(seconds)} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"

@@ -1,4 +1,4 @@
-"""All ways of exchanging that can work, and which of them may be recommended."""
+"""Ways of exchanging that can work, and the preference among them."""
 
 from collections.abc import Iterator, Sequence
 
@@ -16,13 +16,15 @@ ENCODINGS = (
     ("bf16", "packed"),
     ("int8", "packed"),
 )
-"""Values and indices that are compared."""
+"""The values and indices that are compared."""
 DENSITIES = (0.1, 0.01, 0.001)
-DENSE = tuple(Way("dense", name) for name, exchange in EXCHANGES.items() if exchange.whole)
-POWERSGD = ("powersgd-1", "powersgd-4")
-"""PyTorch's hook, which is predicted for comparison."""
+"""The densities that are compared."""
+_DENSE = tuple(Way("dense", name) for name, exchange in EXCHANGES.items() if exchange.whole)
+"""The ways that send everything."""
+_POWERSGD = ("powersgd-1", "powersgd-4")
+"""PyTorch's hook, predicted for comparison."""
 BEST = ("topk", "gaussiank", "dgc", "trimmed", "mstopk")
-"""Methods that choose the k largest: the others are predicted, never recommended."""
+"""The methods that choose the k largest. The others are predicted, never recommended."""
 
 
 def all_ways(
@@ -31,45 +33,49 @@ def all_ways(
     methods: Sequence[str] = (),
     encodings: Sequence[tuple[str, str]] = ENCODINGS,
 ) -> list[Way]:
-    """The dense ways, PowerSGD, and every method x exchange x encoding x density that Config
-    accepts."""
+    """Return the dense ways, PowerSGD, and every combination that Config accepts.
+
+    A combination is method x exchange x encoding x density.
+    """
     for name in methods:
         method, _, exchange = name.partition("/")
-        if method not in METHODS and name not in POWERSGD:
-            raise unknown("method", method, [*METHODS, *POWERSGD])
+        if method not in METHODS and name not in _POWERSGD:
+            raise unknown("method", method, [*METHODS, *_POWERSGD])
         if exchange and exchange not in EXCHANGES:
             raise unknown("exchange", exchange, EXCHANGES)
-    names = methods or [*POWERSGD, *(m for m in METHODS if m != "dense")]
-    sparse = [w for n in names for w in _of(n, network, densities, encodings)]
-    return [*DENSE, *dict.fromkeys(sparse)]
+    names = methods or [*_POWERSGD, *(m for m in METHODS if m != "dense")]
+    sparse = [w for n in names for w in _ways_of(n, network, densities, encodings)]
+    return [*_DENSE, *dict.fromkeys(sparse)]
 
 
-def _of(
+def _ways_of(
     name: str,
     network: Network,
     densities: Sequence[float],
     encodings: Sequence[tuple[str, str]],
 ) -> Iterator[Way]:
-    method, _, asked = name.partition("/")
-    if name in POWERSGD:
+    method, _, named_exchange = name.partition("/")
+    if name in _POWERSGD:
         yield Way(name, "")
         return
-    for exchange in [asked] if asked else [x for x in EXCHANGES if not EXCHANGES[x].whole]:
+    for exchange in (
+        [named_exchange] if named_exchange else [x for x in EXCHANGES if not EXCHANGES[x].whole]
+    ):
         if EXCHANGES[exchange].has_nodes and (network.local == 1 or network.nodes == 1):
             continue
         for values, indices in encodings:
             for density in densities:
-                way = Way(method, exchange, values, _indices(method, indices), density)
-                if method != "dense" and _works(way):
+                way = Way(method, exchange, values, _useful_indices(method, indices), density)
+                if method != "dense" and _is_accepted(way):
                     yield way
 
 
-def _indices(method: str, indices: str) -> str:
-    """Where no index travels there is nothing to pack."""
+def _useful_indices(method: str, indices: str) -> str:
+    """Return int32 if no index travels, because there is nothing to pack."""
     return "int32" if METHODS[method].bind({}).is_common else indices
 
 
-def _works(way: Way) -> bool:
+def _is_accepted(way: Way) -> bool:
     suits = EXCHANGES[way.exchange].suits
     if suits is not None and not suits(way.density, way.indices):
         return False
@@ -87,9 +93,9 @@ def _works(way: Way) -> bool:
 
 
 def preference(way: Way) -> int:
-    """How early the way's exchange is recommended; 0 for never.
+    """Return how early the way's exchange is recommended; 0 for never.
 
-    First those that take most out of the residuals in a step (docs/exchanges.md). Sketches find
-    little in Gaussian gradients.
+    Exchanges come first that take most out of the residuals in a step (docs/exchanges.md). Sketches
+    find little in Gaussian gradients.
     """
     return EXCHANGES[way.exchange].preference if way.exchange else 0

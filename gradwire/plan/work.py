@@ -1,4 +1,4 @@
-"""What a worker does itself for one bundle, in seconds: everything but the network."""
+"""Local work of a worker for one bundle, in seconds: everything but the network."""
 
 from dataclasses import dataclass
 
@@ -18,17 +18,18 @@ class Work:
     decode: float
 
     def part(self, share: float) -> "Work":
-        """So much of it."""
+        """Return this share of the work."""
         return Work(share * self.compress, share * self.encode, share * self.decode)
 
     @property
     def total(self) -> float:
+        """The seconds of all three."""
         return self.compress + self.encode + self.decode
 
 
 @dataclass(frozen=True)
-class Task:
-    """One bundle: `k` of `size` entries by `method`, `exchange` and `encoding`."""
+class BundleTask:
+    """Bundle to exchange: `k` of `size` entries by `method`, `exchange` and `encoding`."""
 
     method: str
     exchange: str
@@ -38,45 +39,46 @@ class Task:
 
     @property
     def density(self) -> float:
+        """The share of the entries that is sent."""
         return self.k / self.size
 
 
-def work(task: Task, device: Machine, network: Network) -> Work:
-    """The bundle's local work.
+def bundle_work(task: BundleTask, device: Machine, network: Network) -> Work:
+    """Return the local work of a bundle.
 
-    The mean is written once and copied into DDP's bucket: 12 bytes an entry, a pass of the floor.
-    That of an all-gather may go there at once. Whole vectors, as dense exchanges and sketches
-    handle them, take a pass for every 12 bytes.
+    The mean is written once and copied into DDP's bucket: 12 bytes per entry, a pass of the floor.
+    An all-gather may write the mean there at once. Dense exchanges and sketches handle whole
+    vectors. A whole vector takes a pass for every 12 bytes.
     """
     exchange, costs = EXCHANGES[task.exchange], device.costs
-    floor, packed = device.floor(task.size), _packed(task.encoding)
+    floor, packed = device.floor(task.size), _is_packed(task.encoding)
     copies = floor * costs.fill if exchange.fills else floor
     if exchange.whole:
-        # What is rounded is passed over twice.
+        # Rounding needs a second pass.
         passes = 1 if exchange.whole == "fp32" else 2
         return Work(floor + device.bundle, passes * floor, copies + passes * floor)
     ranks = network.workers
-    got = Received(ranks, network.nodes, task.k, costs.decode[packed], costs.add, costs.merge)
-    reading = exchange.received or _one_by_one
+    arriving = Received(ranks, network.nodes, task.k, costs.decode[packed], costs.add, costs.merge)
+    reading = exchange.received or _read_one_by_one
     usual = Work(
         device.select(task.method, task.density, task.size) + device.bundle,
-        device.scaled(costs.encode[packed] * task.k),
-        copies + device.scaled(reading(got)),
+        device.scaled_seconds(costs.encode[packed] * task.k),
+        copies + device.scaled_seconds(reading(arriving)),
     )
     if exchange.work is None:
         return usual
     local = LocalTask(
         task.size, task.k, ranks, network.local, device.bundle, floor, copies,
         lambda density, entries: device.select("topk", density, entries),
-        device.scaled(costs.sketch), costs.merging,
+        device.scaled_seconds(costs.sketch), costs.merging,
     )  # fmt: skip
     return exchange.work(usual, local)
 
 
-def _one_by_one(got: Received) -> float:
-    """Every rank's entries, read and added."""
-    return got.ranks * got.k * (got.read + got.add)
+def _read_one_by_one(received: Received) -> float:
+    """Return the nanoseconds if every rank's entries are read and added."""
+    return received.ranks * received.k * (received.read + received.add)
 
 
-def _packed(encoding: Encoding) -> bool:
+def _is_packed(encoding: Encoding) -> bool:
     return encoding.indices not in ("int32", "common")

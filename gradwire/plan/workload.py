@@ -1,4 +1,4 @@
-"""What is trained: parameters in the order their gradients come, and when each one comes."""
+"""Workload: the parameters in the order of their gradients, and the time of each gradient."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,18 +15,20 @@ from gradwire.errors import ConfigError
 from gradwire.types import MAX_SIZE, Slot, align
 
 BACKWARD = 2 / 3
-"""The backward pass takes two of three multiplications."""
+"""The share of a step that the backward pass takes: two of three multiplications."""
 Shapes = tuple[tuple[int, ...], ...]
-PIECES = 256
-"""A number of parameters is cut into so many, of one size."""
+"""The shapes of all parameters."""
+_PIECES = 256
+"""The number of pieces of equal size that stand for a number of parameters."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A network on one worker, without any exchange.
+    """Network on one worker, without any exchange.
 
-    shapes: of each parameter, the last layer's first, as gradients come. weights: the share of the
-    backward pass that ends with this gradient. seconds: one step of one worker alone.
+    shapes: the shape of each parameter, the last layer's first, in the order of the gradients.
+    weights: the share of the backward pass that ends with each gradient.
+    seconds: one step of one worker alone.
     """
 
     name: str
@@ -34,7 +36,7 @@ class Workload:
     weights: tuple[float, ...]
     seconds: float
     measured: bool
-    """Whether the seconds were given, not computed from FLOP."""
+    """True: the seconds were given, not computed from FLOP."""
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -43,15 +45,16 @@ class Workload:
 
     @property
     def entries(self) -> int:
+        """Entries of all parameters."""
         return sum(self.sizes)
 
-    def bundles(self, bundle_mb: float) -> "list[Part]":
-        """As `attach` makes them, in the order in which they are exchanged."""
-        return _bundles(self.shapes, self.weights, min(bundle_mb * 1e6, 4.0 * MAX_SIZE))
+    def bundles(self, bundle_mb: float) -> "list[PlannedBundle]":
+        """Return the bundles as `attach` makes them, in the order of their exchanges."""
+        return _planned_bundles(self.shapes, self.weights, min(bundle_mb * 1e6, 4.0 * MAX_SIZE))
 
 
-class Part(NamedTuple):
-    """A bundle: its entries, with padding too, its share of the backward pass, its parameters."""
+class PlannedBundle(NamedTuple):
+    """Bundle: its entries, its size with padding, its share of the backward pass, its shapes."""
 
     entries: int
     size: int
@@ -60,13 +63,15 @@ class Part(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _bundles(shapes: Shapes, weights: tuple[float, ...], limit: float) -> list[Part]:
+def _planned_bundles(
+    shapes: Shapes, weights: tuple[float, ...], limit: float
+) -> list[PlannedBundle]:
     slots = [
         Slot(str(i), shape, (1,), torch.float32, 0, math.prod(shape))
         for i, shape in enumerate(shapes)
     ]
     return [
-        Part(
+        PlannedBundle(
             sum(s.numel for s in b),
             sum(align(s.numel) for s in b),
             sum(weights[int(s.name)] for s in b),
@@ -77,18 +82,21 @@ def _bundles(shapes: Shapes, weights: tuple[float, ...], limit: float) -> list[P
 
 
 def by_shapes(shapes: Sequence[Sequence[int]], name: str, seconds: float | None) -> Workload:
-    """Parameters of these shapes, first layer first; gradients come at an even pace."""
-    own = tuple(tuple(map(int, shape)) for shape in shapes)[::-1]
-    sizes = [math.prod(shape) for shape in own]
+    """Return a workload of these shapes, first layer first; gradients come at an even pace."""
+    reversed_shapes = tuple(tuple(map(int, shape)) for shape in shapes)[::-1]
+    sizes = [math.prod(shape) for shape in reversed_shapes]
     if not sizes or min(sizes) < 1:
         raise ConfigError(f"{name}: no parameters, or one without entries")
     if seconds is None:
         raise ConfigError(f"{name}: the time of a step is not known from shapes: give step_seconds")
-    return Workload(name, own, shares(sizes), check_seconds(seconds), True)
+    return Workload(name, reversed_shapes, shares_of(sizes), check_seconds(seconds), True)
 
 
 def by_file(path: Path, seconds: float | None) -> Workload:
-    """A `.pt` of shapes: a list of them, or names to shapes or to tensors, as a state_dict."""
+    """Return the workload of a `.pt` of shapes: a list, or names to shapes or to tensors.
+
+    A state_dict is such a file.
+    """
     try:
         saved = torch.load(path, map_location="meta", weights_only=True)
     except FileNotFoundError:
@@ -96,23 +104,23 @@ def by_file(path: Path, seconds: float | None) -> Workload:
     except Exception as error:
         text = str(error).splitlines()[0]
         raise ConfigError(f"{path} is no .pt of shapes: {text}") from error
-    return by_shapes(list(_shapes(saved, path)), path.stem, seconds)
+    return by_shapes(list(_read_shapes(saved, path)), path.stem, seconds)
 
 
 def by_count(params: int, seconds: float | None) -> Workload:
-    """So many parameters, in pieces of one size."""
+    """Return a workload of this number of parameters, in pieces of one size."""
     if not isinstance(params, int) or isinstance(params, bool) or params < 1:
         raise ConfigError(f"params must be a whole number of at least 1, got {params!r}")
-    pieces = min(params, max(PIECES, -(-params // (MAX_SIZE // 2))))
+    pieces = min(params, max(_PIECES, -(-params // (MAX_SIZE // 2))))
     shapes = [[params // pieces + (i < params % pieces)] for i in range(pieces)]
     return by_shapes(shapes, f"{params:,} parameters", seconds)
 
 
-def _shapes(saved: Any, path: Path) -> Iterator[Sequence[int]]:
-    found = saved.values() if isinstance(saved, Mapping) else saved
+def _read_shapes(saved: Any, path: Path) -> Iterator[Sequence[int]]:
+    shapes = saved.values() if isinstance(saved, Mapping) else saved
     if not isinstance(saved, Mapping | list | tuple):
         raise ConfigError(f"{path} holds {type(saved).__name__}, not a list or a dict of shapes")
-    for shape in found:
+    for shape in shapes:
         if isinstance(shape, Tensor):
             yield tuple(shape.shape)
         elif isinstance(shape, list | tuple) and all(isinstance(n, int) for n in shape):
@@ -121,14 +129,14 @@ def _shapes(saved: Any, path: Path) -> Iterator[Sequence[int]]:
             raise ConfigError(f"{path} holds {shape!r}, which is neither a shape nor a tensor")
 
 
-def shares(weights: Sequence[float]) -> tuple[float, ...]:
-    """Of each weight in their sum."""
+def shares_of(weights: Sequence[float]) -> tuple[float, ...]:
+    """Return the share of each weight in their sum."""
     total = sum(weights)
     return tuple(w / total for w in weights)
 
 
 def check_seconds(seconds: float) -> float:
-    """Raise ConfigError unless a step can take so long."""
+    """Raise ConfigError for seconds that no step can take."""
     if not 0 <= seconds < math.inf:
         raise ConfigError(f"step_seconds must be 0 or more, got {seconds!r}")
     return float(seconds)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gradwire.accumulate.bundle import Bundle
-from gradwire.accumulate.schedule import entries
+from gradwire.accumulate.schedule import entry_count
 from gradwire.config import Config
 from gradwire.exchange import EXCHANGES
 from gradwire.ranks.group import Group
@@ -42,8 +42,8 @@ class Choice:
 
 def choose(bundle: Bundle, config: Config, step: int, ranks: int, flush: bool) -> Choice:
     """Return the choice for this step, the same on every rank."""
-    density = config.schedule.at(step)
-    k = entries(density, bundle.entries)
+    density = config.schedule.density_at(step)
+    k = entry_count(density, bundle.entries)
     reason = _why_dense(bundle, config, density, k, ranks, flush)
     exchange = EXCHANGES[config.exchange]
     if reason:
@@ -62,7 +62,7 @@ def prepare(bundles: Sequence[Bundle], config: Config, group: Group) -> None:
     check = EXCHANGES[config.exchange].prepare
     if check is None:
         return
-    for bundle, step in itertools.product(bundles, config.schedule.changes()):
+    for bundle, step in itertools.product(bundles, config.schedule.change_steps()):
         choice = choose(bundle, config, step, group.size, flush=False)
         if not choice.reason:
             check(group, bundle.size, choice.k, **config.exchange_options)

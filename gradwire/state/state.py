@@ -150,7 +150,7 @@ class State:
         """
         old = self.bundles
         for bundle in old:
-            bundle.settle(self.status.before)
+            bundle.settle(self.status.skipped)
             self._counts["clipped"] += int(bundle.tally.clipped)
             self._counts["sent"] += int(bundle.tally.sent)
         self.config = config
@@ -167,7 +167,7 @@ class State:
         """Keep a parameter's residual with other strides. Called before its bundle's step."""
         bundle, old = self.home(name)
         new = replace(old, stride=stride)
-        bundle.settle(self.status.before)
+        bundle.settle(self.status.skipped)
         bundle.reorder(old, new)
         self._homes[name] = bundle, new
         self.slots = [replace(s, stride=stride) if s.name == name else s for s in self.slots]
@@ -213,19 +213,19 @@ class State:
             keep_for_stream([self.bundles, self.status.scale], self.device)
             self._is_new = False
         self.status.begin(self._pending())
-        if (factor := self.lr.take()) != 1:
+        if (factor := self.lr.take_factor()) != 1:
             for bundle in self.bundles:
-                bundle.reweigh(factor, self.status.before)
+                bundle.reweigh(factor, self.status.skipped)
         self._flushing, self._flush = self._flush, False
         for bundle in self.bundles:
             bundle.tally.add_up()
-        self.clock.begin(self.steps)
+        self.clock.begin_step(self.steps)
         self.steps += 1
 
     def choose(self, bundle: Bundle) -> Choice:
         """Return what this bundle does in this step; made anew when density or flush changes."""
         step = self.steps - 1
-        choices_for = self.config.schedule.at(step), self._flushing
+        choices_for = self.config.schedule.density_at(step), self._flushing
         if choices_for != self._choices_for:
             self._choices, self._choices_for = {}, choices_for
         if bundle.index not in self._choices:
@@ -244,7 +244,7 @@ class State:
                 step=self.steps,
                 bundle=bundle.index,
                 flush=int(self._flushing),
-                skipped=int(self.status.before),
+                skipped=int(self.status.skipped),
                 learning_rate=self.lr.rate,
                 order=self._order,
                 # The last, because a difference above explains a difference here.
@@ -279,7 +279,7 @@ class State:
         with timed_by(self.clock, bundle.index):
             path.average(
                 path.Step(
-                    bundle, pieces, choice, self.config, self.group, status.before, into,
+                    bundle, pieces, choice, self.config, self.group, status.skipped, into,
                     status.scale, unused,
                 )
             )  # fmt: skip
@@ -291,7 +291,7 @@ class State:
         pieces = [(s.offset, g) for s, g in zip(bundle.slots, gradients, strict=True)]
         unscale = None if self.status.scale is None else self.status.scale.reciprocal()
         with timed_by(self.clock, bundle.index), stage("accumulate"):
-            bundle.add_microbatch(pieces, self.status.before, unscale)
+            bundle.add_microbatch(pieces, self.status.skipped, unscale)
 
     def _count(self, bundle: Bundle, reason: str) -> None:
         self._counts["entries"] += bundle.entries
@@ -310,7 +310,7 @@ class State:
 
     def was_skipped(self) -> Tensor:
         """Return True (0-d) if the optimiser passed over the last step; decided on the device."""
-        return self.status.now(self._pending())
+        return self.status.last_was_skipped(self._pending())
 
     def _pending(self) -> list[Pending]:
         return [b.pending for b in self.bundles if b.pending is not None]

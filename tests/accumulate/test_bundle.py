@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from gradwire.accumulate import Bundle, Correction
-from gradwire.accumulate.delivery import subtract
-from gradwire.accumulate.layout import place
+from gradwire.accumulate.delivery import subtract_delivered
+from gradwire.accumulate.layout import assign_offsets
 from gradwire.types import Entries, Everything, Rounded, Slot, Sparse
 
 TAKEN, SKIPPED = torch.tensor(False), torch.tensor(True)
@@ -13,7 +13,9 @@ OK = torch.tensor(True)
 
 
 def bundle(dtype=torch.float32, **fields):
-    slots = place([Slot(name, (n,), (1,), dtype, numel=n) for name, n in (("a", 70), ("b", 5))])
+    slots = assign_offsets(
+        [Slot(name, (n,), (1,), dtype, numel=n) for name, n in (("a", 70), ("b", 5))]
+    )
     return Bundle(slots, torch.device("cpu"), rank=0, index=0, dense=False, **fields)
 
 
@@ -64,7 +66,7 @@ def test_padding_indices_touch_nothing_but_the_spare_entry():
     before = b.buffer.clone()
     at = torch.tensor([2, b.size, b.size], dtype=torch.int32)
     sparse = Sparse(at, torch.tensor([1.0, 0, 0]), torch.tensor(1), b.size)
-    subtract(b.buffer, Entries(sparse), TAKEN)
+    subtract_delivered(b.buffer, Entries(sparse), TAKEN)
     before[2] -= 1
     assert torch.equal(b.buffer, before)
 
@@ -124,7 +126,7 @@ def test_momentum_is_masked_when_the_step_is_known_to_have_happened():
 
 
 def test_a_parameter_moves_with_its_strides():
-    slots = place([Slot("w", (2, 3), (3, 1), torch.float32, numel=6)])
+    slots = assign_offsets([Slot("w", (2, 3), (3, 1), torch.float32, numel=6)])
     b = Bundle(slots, torch.device("cpu"), rank=0, index=0, dense=False)
     b.u[:6] = torch.arange(6.0)
     old, new = b.slots[0], Slot("w", (2, 3), (1, 2), torch.float32, 0, 6)

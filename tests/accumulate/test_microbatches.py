@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from gradwire.accumulate import Bundle, Correction
-from gradwire.accumulate.layout import place
+from gradwire.accumulate.layout import assign_offsets
 from gradwire.types import Everything, Slot
 
 TAKEN, SKIPPED = torch.tensor(False), torch.tensor(True)
 
 
 def bundle(**kw):
-    slots = place([Slot(str(n), (n,), (1,), torch.float32, numel=n) for n in (70, 5)])
+    slots = assign_offsets([Slot(str(n), (n,), (1,), torch.float32, numel=n) for n in (70, 5)])
     return Bundle(slots, torch.device("cpu"), rank=0, index=0, dense=False, **kw)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import gradwire
 from gradwire.accumulate.momentum import clip_factor
-from gradwire.accumulate.schedule import entries
+from gradwire.accumulate.schedule import entry_count
 from gradwire.exchange import EXCHANGES
 from tests.exchange.cases import SKETCHES, options
 from tests.law.cases import KINDS, gradients, violation
@@ -49,7 +49,7 @@ def test_law(method, exchange, world, size, density, kind, dtype, nesterov, mask
     generator = torch.Generator().manual_seed(seed)
     cluster = gradwire.VirtualCluster(
         world, method=method, exchange=exchange, density=density, momentum=0.9,
-        nesterov=nesterov, masking=masking, **options(exchange, size, entries(density, size)),
+        nesterov=nesterov, masking=masking, **options(exchange, size, entry_count(density, size)),
     )  # fmt: skip
     e = m = [torch.zeros(size)] * world
     for _ in range(4):

@@ -5,7 +5,14 @@ import math
 import pytest
 import torch
 
-from gradwire.compress.thresholds import RANKED, RUN, reached, runs, sample, stride
+from gradwire.compress.thresholds import (
+    RANKED_MAXIMA,
+    RUN_LENGTH,
+    count_bounds,
+    prime_stride,
+    sample_magnitudes,
+    sample_runs,
+)
 from gradwire.kernels.threshold import STEP, just_below, ranked, rung
 from gradwire.types import Scan
 from tests.compress.test_selectors import drawn, scanned
@@ -13,7 +20,7 @@ from tests.distributions import MAKERS
 
 
 def magnitudes(u, scan, *counts):
-    values, every, ranks = reached(u, scan, *counts)
+    values, every, ranks = count_bounds(u, scan, *counts)
     return ranked(values, every, *ranks)
 
 
@@ -33,8 +40,8 @@ def test_k_entries_reach_it_and_not_many_more(kind):
 
 def test_reached_counts_the_groups_that_are_sampled():
     """Maxima 1, 2, 3, ...: the rank can be read off."""
-    n = 50 * RANKED
-    step = stride(n, RANKED)
+    n = 50 * RANKED_MAXIMA
+    step = prime_stride(n, RANKED_MAXIMA)
     scan = Scan(torch.tensor(True), torch.arange(n).float(), 64)
     u, k = torch.zeros(64), 10 * step
     first, second = magnitudes(u, scan, k, 2 * k)
@@ -45,23 +52,29 @@ def test_reached_counts_the_groups_that_are_sampled():
 
 @pytest.mark.parametrize(("size", "entries"), [(10, 3), (10**6, 100), (131_072, 2), (7, 100)])
 def test_stride_is_prime_and_leaves_enough(size, entries):
-    step = stride(size, entries)
+    step = prime_stride(size, entries)
     assert step == 1 or all(step % f for f in range(2, step))
-    assert sample(torch.ones(size), entries).numel() >= min(size, entries)
-    assert stride(10**6, 100) == 9973
+    assert sample_magnitudes(torch.ones(size), entries).numel() >= min(size, entries)
+    assert prime_stride(10**6, 100) == 9973
 
 
 @pytest.mark.parametrize(
     ("size", "entries"), [(10**6, 10**4), (10**6 + 5, 999), (100, 8), (64, 1), (7, 3), (90, 88)]
 )
 def test_runs_are_of_eight_at_a_prime_distance(size, entries):
-    seen = runs(-torch.arange(1, size + 1).float(), entries)
+    seen = sample_runs(-torch.arange(1, size + 1).float(), entries)
     assert min(size, entries) <= seen.numel() <= size
     if seen.numel() < size:
-        rows = seen.view(-1, RUN) - 1
-        step = int(rows[1, 0]) // RUN if len(rows) > 1 else stride(size // RUN, -(-entries // RUN))
+        rows = seen.view(-1, RUN_LENGTH) - 1
+        step = (
+            int(rows[1, 0]) // RUN_LENGTH
+            if len(rows) > 1
+            else prime_stride(size // RUN_LENGTH, -(-entries // RUN_LENGTH))
+        )
         assert all(step % f for f in range(2, step))
-        expected = torch.arange(0, size - RUN + 1, RUN * step)[:, None] + torch.arange(RUN)
+        expected = torch.arange(0, size - RUN_LENGTH + 1, RUN_LENGTH * step)[
+            :, None
+        ] + torch.arange(RUN_LENGTH)
         assert torch.equal(rows, expected.float())
 
 

@@ -5,7 +5,12 @@ import torch
 
 import gradwire
 from gradwire.compress import METHODS
-from gradwire.compress.gaussiank import TESTS, _mean_and_deviations, _quantile, thresholds
+from gradwire.compress.gaussiank import (
+    TESTS,
+    _mean_and_deviations,
+    _quantile,
+    successive_thresholds,
+)
 from gradwire.types import Memory
 from tests.compress.test_selectors import SIZE, choose, drawn
 
@@ -37,7 +42,7 @@ def counts(variant, u, k):
     start = _mean_and_deviations(u, SIZE, _quantile(p))
     tail = u.abs().sort(descending=True).values
     out = []
-    for threshold in thresholds(start, tail, k, TESTS[variant]):
+    for threshold in successive_thresholds(start, tail, k, TESTS[variant]):
         n = int((u.abs() > threshold).sum())
         out.append(n / k)
         if 2 / 3 <= n / k <= 4 / 3:

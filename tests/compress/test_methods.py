@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gradwire
-from gradwire.accumulate.layout import place, size_of
+from gradwire.accumulate.layout import assign_offsets, size_of
 from gradwire.compress import METHODS
 from gradwire.kernels.draw import permuted
 from gradwire.types import Memory, Slot
@@ -145,7 +145,9 @@ def test_bad_vectors(u, message):
 
 
 def test_randk_never_draws_the_padding_between_slots():
-    slots = place([Slot(str(n), (n,), (1,), torch.float32, numel=n) for n in (5, 64, 1, 70)])
+    slots = assign_offsets(
+        [Slot(str(n), (n,), (1,), torch.float32, numel=n) for n in (5, 64, 1, 70)]
+    )
     memory = Memory()
     memory.lay_out(slots, torch.device("cpu"))
     u = torch.zeros(size_of(slots))

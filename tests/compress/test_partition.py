@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import gradwire
-from gradwire.accumulate.layout import place, size_of
+from gradwire.accumulate.layout import assign_offsets, size_of
 from gradwire.compress import METHODS
-from gradwire.compress.parts.deft import binned, portions
-from gradwire.compress.parts.exdyna import moved
-from gradwire.compress.parts.partition import capacity_per_rank, follow
+from gradwire.compress.parts.deft import allot_entries, assign_bins
+from gradwire.compress.parts.exdyna import move_blocks
+from gradwire.compress.parts.partition import adapt_threshold, capacity_per_rank
 from gradwire.types import Memory, Scan, Slot, Sparse
 
 PARTED = [name for name, method in METHODS.items() if method.learns]
@@ -28,7 +28,9 @@ def one_thread():
 
 
 def layout(lengths):
-    return place([Slot(str(i), (n,), (1,), torch.float32, numel=n) for i, n in enumerate(lengths)])
+    return assign_offsets(
+        [Slot(str(i), (n,), (1,), torch.float32, numel=n) for i, n in enumerate(lengths)]
+    )
 
 
 class Workers:
@@ -143,9 +145,9 @@ def test_one_block_moves_where_neighbours_are_uneven():
         ([11, 9, 10, 10], [0, 7, 16, 24, 32]),
         ([20, 10, 10, 0], [0, 8, 16, 24, 32]),
     ):
-        assert moved(starts, torch.tensor(counts), 2).tolist() == expected
+        assert move_blocks(starts, torch.tensor(counts), 2).tolist() == expected
     tight = torch.tensor([0, 3, 16, 24, 32])
-    assert torch.equal(moved(tight, torch.tensor([20, 0, 10, 10]), 2), tight)
+    assert torch.equal(move_blocks(tight, torch.tensor([20, 0, 10, 10]), 2), tight)
 
 
 def test_the_threshold_follows_the_count():
@@ -156,7 +158,7 @@ def test_the_threshold_follows_the_count():
         memory = Memory()
         memory["theta"] = torch.full((), 2.0)
         for _ in range(2):
-            follow(memory, torch.tensor(count), 100)
+            adapt_threshold(memory, torch.tensor(count), 100)
         assert float(memory["theta"]) == pytest.approx(2 * factor**2)
 
 
@@ -166,7 +168,7 @@ def test_the_threshold_runs_while_the_count_is_far_off():
     paces = []
     for count in [200] * 12 + [50, 50, 100, 200]:
         before = memory["theta"].clone()
-        follow(memory, torch.tensor(count), 100)
+        adapt_threshold(memory, torch.tensor(count), 100)
         paces.append(float((memory["theta"] / before).log()))
     assert paces[:3] == pytest.approx([0.0075, 0.01125, 0.016875], rel=1e-3)
     assert paces[10:12] == pytest.approx([0.25, 0.25], rel=1e-3)
@@ -184,7 +186,7 @@ def naive(u, slots, ranks, counts, mine, k):
     sizes = torch.tensor([-(-(b - a) // 64) * 64 for a, b in pieces])
     norms = torch.stack([u[a:b].double().norm() for a, b in pieces])
     room = capacity_per_rank(k, u.numel(), ranks)
-    wanted = portions(norms, sizes.clamp(max=room), k).tolist()
+    wanted = allot_entries(norms, sizes.clamp(max=room), k).tolist()
     order = sorted(range(len(pieces)), key=lambda i: (-(counts or sizes.tolist())[i], i))
     chosen = []
     for i, index in enumerate(order):
@@ -221,17 +223,19 @@ def test_deft_takes_the_largest_of_each_piece(ranks, kind):
 
 def test_portions():
     norms, sizes = torch.tensor([6.0, 3, 1, 0]).double(), torch.tensor([1000, 1000, 1000, 1000])
-    assert portions(norms, sizes, 100).tolist() == [60, 30, 10, 1]
-    assert portions(norms, torch.tensor([20, 1000, 1000, 5]), 100).tolist() == [20, 60, 20, 1]
-    assert portions(norms, torch.tensor([20, 20, 20, 5]), 100).tolist() == [20, 20, 20, 1]
-    assert portions(torch.zeros(4).double(), sizes, 100).tolist() == [1] * 4
-    assert portions(torch.full((4,), 1e200, dtype=torch.double), sizes, 100).tolist() == [25] * 4
+    assert allot_entries(norms, sizes, 100).tolist() == [60, 30, 10, 1]
+    assert allot_entries(norms, torch.tensor([20, 1000, 1000, 5]), 100).tolist() == [20, 60, 20, 1]
+    assert allot_entries(norms, torch.tensor([20, 20, 20, 5]), 100).tolist() == [20, 20, 20, 1]
+    assert allot_entries(torch.zeros(4).double(), sizes, 100).tolist() == [1] * 4
+    assert (
+        allot_entries(torch.full((4,), 1e200, dtype=torch.double), sizes, 100).tolist() == [25] * 4
+    )
 
 
 def test_bins_go_there_and_back():
     costs = torch.tensor([5, 9, 1, 7, 7, 2, 8])
-    assert binned(costs, 3).tolist() == [1, 0, 0, 2, 2, 0, 1]
-    assert binned(costs, 1).tolist() == [0] * 7
+    assert assign_bins(costs, 3).tolist() == [1, 0, 0, 2, 2, 0, 1]
+    assert assign_bins(costs, 1).tolist() == [0] * 7
 
 
 @pytest.mark.parametrize("method", PARTED)

@@ -10,7 +10,7 @@ from gradwire.encode import Encoding, encode
 from gradwire.encode.format import VALUES
 from gradwire.exchange import EXCHANGES
 from gradwire.ranks.virtual import VirtualRanks
-from gradwire.types import Entries, Everything, Memory, Rounded, align, padding
+from gradwire.types import Entries, Everything, Memory, Rounded, align, empty_sparse
 
 SKETCHES = ("sketched", "gs-sgd")
 
@@ -55,7 +55,7 @@ class Hand:
     def step(self, us, k, finite=None):
         def work(rank):
             u, memory = us[rank], self.memories[rank]
-            sparse = padding(k, u)
+            sparse = empty_sparse(k, u)
             if not self.exchange.chooses:
                 sparse = METHODS[self.method].run(u, k, memory, None)
             fine = torch.tensor(True if finite is None else finite[rank])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import gradwire
-from gradwire.accumulate.schedule import entries
+from gradwire.accumulate.schedule import entry_count
 from gradwire.encode import Encoding
 from gradwire.exchange import EXCHANGES
 from gradwire.types import align
@@ -97,7 +97,7 @@ def test_predicted_bytes_and_rounds_are_counted(exchange, more, world):
         return
     for values in sorted({"fp32", "bf16", "int8"} & set(EXCHANGES[exchange].values)):
         indices = "packed" if values == "int8" else "int32"
-        size, k = align(3001), entries(0.01, 3001)
+        size, k = align(3001), entry_count(0.01, 3001)
         u = [torch.randn(size) for _ in range(world)]
         out = Hand(exchange, world, values=values, indices=indices, **more).step(u, k)
         cost = EXCHANGES[exchange]

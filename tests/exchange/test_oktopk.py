@@ -6,7 +6,13 @@ import torch
 import gradwire
 from gradwire.encode import Encoding
 from gradwire.exchange import EXCHANGES
-from gradwire.exchange.oktopk import _remembered, adapted, quantiles, room, split
+from gradwire.exchange.oktopk import (
+    _remembered,
+    next_threshold,
+    region_capacity,
+    region_ends,
+    split_by_region,
+)
 from gradwire.types import Sparse
 from tests.exchange.cases import Hand
 
@@ -62,7 +68,7 @@ def test_thresholds_move_as_the_authors_move_them():
         indices[count:] = 99
         values = torch.arange(20, 0, -1).float() * (indices < 99)
         result = Sparse(indices, values, torch.tensor(count), 99)
-        return float(adapted(result, 12, torch.tensor(3.0), torch.tensor(exact)))
+        return float(next_threshold(result, 12, torch.tensor(3.0), torch.tensor(exact)))
 
     assert next_one(12) == next_one(8) == next_one(15) == 3
     assert next_one(7) == pytest.approx(3 / 1.012)
@@ -93,7 +99,7 @@ def test_regions_follow_what_is_chosen():
         for x in u:
             x[:400] = torch.randn(400, generator=generator)
         delivered.append(int((hand.step(u, 80).updates[0] != 0).sum()))
-    assert delivered == [room(4, 80), 80]
+    assert delivered == [region_capacity(4, 80), 80]
     ends = hand.memories[0]["oktopk.regions"].float().mean(0)
     torch.testing.assert_close(ends[:3], torch.tensor([100.0, 200, 300]), rtol=0.3, atol=0)
 
@@ -102,7 +108,7 @@ def test_what_does_not_fit_is_cut_by_magnitude():
     u = torch.zeros(1000)
     u[:40] = torch.randperm(40) + 1.0
     u[900:] = 0.5
-    parts = split(chosen(u, 50), torch.tensor([250, 500, 750], dtype=torch.int32), 4, 20)
+    parts = split_by_region(chosen(u, 50), torch.tensor([250, 500, 750], dtype=torch.int32), 4, 20)
     assert [int(p.count) for p in parts] == [20, 0, 0, 10]
     assert sorted(parts[0].values.tolist()) == list(range(21, 41))
     assert parts[0].indices.tolist() == sorted(parts[0].indices.tolist())
@@ -112,9 +118,9 @@ def test_what_does_not_fit_is_cut_by_magnitude():
 
 def test_quantiles():
     sparse = chosen(torch.arange(100.0), 12)
-    assert quantiles(sparse, 4).tolist() == [91, 94, 97, 100]
+    assert region_ends(sparse, 4).tolist() == [91, 94, 97, 100]
     nothing = Sparse(torch.full((3,), 9, dtype=torch.int32), torch.zeros(3), torch.tensor(0), 9)
-    assert quantiles(nothing, 3).tolist() == [9, 9, 9]
+    assert region_ends(nothing, 3).tolist() == [9, 9, 9]
 
 
 def test_another_number_of_ranks_starts_from_equal_regions():

@@ -9,8 +9,8 @@ import torch
 import gradwire
 from gradwire.exchange.gs_sgd import halving_mean
 from gradwire.exchange.means import ordered_mean
-from gradwire.exchange.sketch_size import Table
-from gradwire.exchange.sketched import largest, next_seeds
+from gradwire.exchange.sketch_size import SketchSize
+from gradwire.exchange.sketched import find_largest, next_seeds
 from gradwire.kernels import insert
 from gradwire.ranks.virtual import VirtualRanks
 from gradwire.types import Memory
@@ -41,7 +41,7 @@ def test_recall_needs_heavy_tails(kind, rows, columns, candidates, recall, energ
     """Of the true top k, and of their energy, when k of the candidates are taken exactly."""
     u = drawn(kind)
     seeds = next_seeds(Memory(), rows, u.device)
-    found = largest(insert(u, columns, seeds), seeds, SIZE, candidates * K).long()
+    found = find_largest(insert(u, columns, seeds), seeds, SIZE, candidates * K).long()
     true = gradwire.compress(u, k=K)
     share = len(set(found.tolist()) & set(true.indices.tolist())) / K
     taken = u[found].abs().sort(descending=True).values[:K]
@@ -143,7 +143,7 @@ def test_the_size_that_is_proposed_works():
     gradwire.VirtualCluster(2, exchange="gs-sgd", density=0.01, columns=40).average(
         [torch.randn(1000)] * 2
     )
-    Table(ratio=5.12).check(1024, 10)
+    SketchSize(ratio=5.12).check(1024, 10)
 
 
 @pytest.mark.parametrize(
@@ -160,24 +160,24 @@ def test_the_size_that_is_proposed_works():
 )
 def test_what_a_table_shows_is_estimated(kind, rows, columns, recall):
     """Near the share of the largest that four candidates find: the figures of docs/exchanges.md."""
-    shown, _ = Table(rows, columns).estimate(drawn(kind), K)
+    shown, _ = SketchSize(rows, columns).estimate(drawn(kind), K)
     assert shown / K == pytest.approx(recall, abs=0.2)
 
 
 @pytest.mark.parametrize("kind", ["t3", "t2.1"])
 def test_the_size_that_is_estimated_shows_them(kind):
-    _, columns = Table(5, 4000).estimate(drawn(kind), K)
-    assert Table(5, columns).estimate(drawn(kind), K)[0] == K
-    assert Table(5, round(0.9 * columns)).estimate(drawn(kind), K)[0] < K
+    _, columns = SketchSize(5, 4000).estimate(drawn(kind), K)
+    assert SketchSize(5, columns).estimate(drawn(kind), K)[0] == K
+    assert SketchSize(5, round(0.9 * columns)).estimate(drawn(kind), K)[0] < K
 
 
 def test_an_estimate_of_vectors_without_noise():
     """Nothing but winners, fewer of them than k, none at all."""
     u = torch.zeros(1000)
-    assert Table(5, 100).estimate(u, 10) == (10, 40)
+    assert SketchSize(5, 100).estimate(u, 10) == (10, 40)
     u[:7] = 1e30
-    assert Table(5, 100).estimate(u, 10) == (10, 40)
-    assert Table(5, 100).estimate(u, 900)[1] == 1000
+    assert SketchSize(5, 100).estimate(u, 10) == (10, 40)
+    assert SketchSize(5, 100).estimate(u, 900)[1] == 1000
 
 
 def said(u, **fields):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from gradwire.accumulate import Bundle
-from gradwire.accumulate.layout import place
+from gradwire.accumulate.layout import assign_offsets
 from gradwire.integrate.ddp.buckets import ONCE_MORE, Buckets, runs_of
 from gradwire.types import Slot
 from tests.integrate import models
@@ -13,7 +13,7 @@ from tests.integrate import models
 
 def bundle_of(index, *lengths):
     slots = [Slot(f"{index}.{n}", (n,), (1,), torch.float32, numel=n) for n in lengths]
-    return Bundle(place(slots), torch.device("cpu"), rank=0, index=index, dense=False)
+    return Bundle(assign_offsets(slots), torch.device("cpu"), rank=0, index=index, dense=False)
 
 
 def homes_of(*bundles):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import gradwire
-from gradwire.accumulate.schedule import entries
+from gradwire.accumulate.schedule import entry_count
 from gradwire.encode import Encoding
 from gradwire.encode.format import STOCHASTIC
 from gradwire.exchange import EXCHANGES
@@ -17,7 +17,7 @@ def test_a_cluster_counts_what_its_exchange_sends_and_what_dense_would(world):
     """Of every exchange: tests/exchange/test_every.py, which also counts rounds."""
     cluster = gradwire.VirtualCluster(world, density=0.01)
     cluster.average([torch.randn(3001) for _ in range(world)])
-    k = entries(0.01, 3001)
+    k = entry_count(0.01, 3001)
     stats = cluster.stats()
     assert stats.bytes_sent == EXCHANGES["allgather"].bytes(world, align(3001), k, Encoding())
     assert stats.bytes_dense == 2 * (world - 1) * 4 * 3001 // world

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gradwire
-from gradwire.accumulate.schedule import entries
+from gradwire.accumulate.schedule import entry_count
 from gradwire.compress import METHODS
 from gradwire.exchange import EXCHANGES
 from tests.exchange.cases import allowed, options
@@ -43,7 +43,7 @@ def test_law(method, exchange, values, world, size, density, kind, dtype, indice
         values=values,
         indices=indices,
         density=density,
-        options=options(exchange, size, entries(density, size)),
+        options=options(exchange, size, entry_count(density, size)),
     )
     old = [torch.zeros(size) for _ in range(world)]
     for _ in range(3):

@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.plan.network import Network
-from gradwire.plan.powersgd import legs, rank_of, split
+from gradwire.plan.powersgd import powersgd_legs, powersgd_rank, split_shapes
 from gradwire.workbench.models import build
 
 
@@ -28,7 +28,7 @@ def entries_sent(rank, low):
 def test_entries_are_those_that_the_hook_sends(ranks, low):
     counted = ranks.run(2, entries_sent, low)
     shapes = [p.shape for p in build("lenet5").parameters()]
-    plain, left, right, matrices = split(shapes, low)
+    plain, left, right, matrices = split_shapes(shapes, low)
     assert counted == [plain + left + right] * 2
     assert matrices > 0
 
@@ -36,15 +36,15 @@ def test_entries_are_those_that_the_hook_sends(ranks, low):
 def test_three_all_reduces():
     # 400 x 100 as 400 and 100 entries of rank 1; 7 entries, and 3 x 2 that would save nothing.
     shapes = [(400, 100), (7,), (3, 2)]
-    assert split(shapes, 1) == (13, 400, 100, 1)
-    found = legs(shapes, 1, Network(4, 4, 1e9))
+    assert split_shapes(shapes, 1) == (13, 400, 100, 1)
+    found = powersgd_legs(shapes, 1, Network(4, 4, 1e9))
     assert [leg.rounds for leg in found] == [6, 6, 6]
     assert [leg.bytes for leg in found] == [6 * 13, 6 * 400, 6 * 100]
-    assert legs(shapes, 1, Network(1, 1, 1e9)) == []
+    assert powersgd_legs(shapes, 1, Network(1, 1, 1e9)) == []
 
 
 def test_ranks_by_name():
-    assert [rank_of(name) for name in ("powersgd-4", "topk", "dense")] == [4, 0, 0]
+    assert [powersgd_rank(name) for name in ("powersgd-4", "topk", "dense")] == [4, 0, 0]
 
 
 def test_a_plan_shows_it_beside_the_others_and_never_recommends_it():

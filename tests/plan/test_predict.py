@@ -7,7 +7,7 @@ import torch
 
 import gradwire
 from gradwire.exchange import EXCHANGES
-from gradwire.plan.machine import CPU, CUDA, MACHINES, Machine, machine
+from gradwire.plan.machine import CPU, CUDA, MACHINES, Machine, find_machine
 from gradwire.plan.network import Network
 from gradwire.plan.predict import Way, predict
 from gradwire.plan.work import Work
@@ -21,7 +21,7 @@ NETWORK = Network(4, 4, rate=1e6, latency=0.0)
 def test_the_parts_add_up():
     load = by_count(50_000_000, 0.5)
     for way in (Way("dense", "dense"), Way("topk", "union", "bf16", "packed", 0.01)):
-        p = predict(way, load, machine("v100"), NETWORK)
+        p = predict(way, load, find_machine("v100"), NETWORK)
         parts = p.compute + p.compress + p.encode + p.exchange + p.decode - p.hidden
         assert p.seconds == pytest.approx(parts)
         assert p.compute <= p.seconds
@@ -55,7 +55,7 @@ def test_local_work_with_a_core_of_its_own_is_hidden_but_for_the_last_bundle():
     network, way = Network(4, 4, 1e12, 0.0), Way("topk", "allgather", density=0.01)
     own = Work(0.04, 0.0, 0.04)
     free, taken = (
-        predict(way, load, replace(FREE, beside=beside), network, 1.0, own)
+        predict(way, load, replace(FREE, has_spare_core=beside), network, 1.0, own)
         for beside in (True, False)
     )
     assert (free.bundles, taken.bundles) == (4, 4)

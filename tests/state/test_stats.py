@@ -98,15 +98,15 @@ def test_on_cuda_one_step_of_eight_is_timed_and_stands_for_all():
     clock = Clock(torch.device("cuda", 0))  # only told of steps, nothing runs
     weights = []
     for step in range(25):
-        clock.begin(step)
+        clock.begin_step(step)
         weights.append(clock.weight)
     assert weights == [1] * 8 + [8, *[0] * 7] * 2 + [8]
     assert clock.counted == 8 + 24
     clock.every = 1
-    clock.begin(25)
+    clock.begin_step(25)
     assert clock.weight == 1
     on_cpu = Clock(torch.device("cpu"))
-    on_cpu.begin(25)
+    on_cpu.begin_step(25)
     assert on_cpu.weight == 1
 
 

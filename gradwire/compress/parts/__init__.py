@@ -1,1 +1,1 @@
-"""Methods in which each worker chooses in a part of its own."""
+"""Methods in which each worker chooses entries in a part of u."""

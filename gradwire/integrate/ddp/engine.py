@@ -83,7 +83,7 @@ class Engine:
         return {
             "bounds of method='auto'": None if state.auto is None else state.auto.bounds,
             "unused parameters (find_unused_parameters, static_graph)": self._watch_unused,
-            **state.status.told(),
+            **state.status.handshake_settings(),
         }
 
     def close(self) -> None:

@@ -99,7 +99,7 @@ class ShardedWire(Attached):
     @property
     def last_skipped(self) -> Tensor:
         """Whether the step before this one was skipped, as this one found when it began."""
-        return self.status.before
+        return self.status.skipped
 
     def put_back(self) -> None:
         """What the last step delivered never reached the optimiser."""
@@ -209,7 +209,9 @@ def _open(wire: ShardedWire, root: FSDPModule, device: torch.device) -> None:
     shards = own_group(shard_group, device, timedelta(seconds=wire.config.timeout))
     error: GradwireError | None = None
     try:
-        group = meet(wire.process_group, wire.config, slots, device, wire.status.told())
+        group = meet(
+            wire.process_group, wire.config, slots, device, wire.status.handshake_settings()
+        )
         if not any(slot.numel for slot in slots):
             raise ConfigError(
                 f"shard {shards.rank} of {shards.size} holds no entry of the model: use fewer"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gradwire.accumulate.layout import is_dense, place, size_of
+from gradwire.accumulate.layout import assign_offsets, is_dense, size_of
 from gradwire.errors import StateError
 from gradwire.types import Slot
 
@@ -202,7 +202,7 @@ def check_bundles(
         for key, value in memory.items():
             if value.dtype.is_floating_point and bool(value.isnan().any()):
                 raise StateError(f"the memory {key!r} of the bundle of {names[0]!r} holds NaN")
-        _check_delivered(sent, size_of(place([slots[n] for n in names])), names[0])
+        _check_delivered(sent, size_of(assign_offsets([slots[n] for n in names])), names[0])
 
 
 def _check_delivered(sent: Any, size: int, name: str) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.accumulate.delivery import Pending
-from gradwire.accumulate.layout import place
+from gradwire.accumulate.layout import assign_offsets
 from gradwire.config import Config
 from gradwire.errors import StateError, one_line
 from gradwire.state.saved.check import check_bundles, check_numbers, check_sizes, check_tensors
@@ -140,7 +140,7 @@ def restore(state: "State", saved: Mapping[str, Any]) -> None:
     """Take over bundles, residuals, memories and counters."""
     homes = {slot.name: slot for bundle in state.bundles for slot in bundle.slots}
     _take_choice(state, saved)
-    state.rebundle([place([homes[name] for name in names]) for names in saved["bundles"]])
+    state.rebundle([assign_offsets([homes[name] for name in names]) for names in saved["bundles"]])
     for bundle, memory in zip(state.bundles, saved["memory"], strict=True):
         for slot in bundle.slots:
             bundle.view(bundle.buffer, slot).copy_(saved["residual"][slot.name])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradwire.accumulate.bundle import Bundle
-from gradwire.accumulate.schedule import entries
+from gradwire.accumulate.schedule import entry_count
 from gradwire.compress import METHODS
 from gradwire.config import Config, check_density
 from gradwire.errors import ConfigError, unknown
@@ -113,7 +113,7 @@ def bench_compress(
 def _row(
     variant: Variant, sets: Sets, density: float, floor: Timing, repeat: int, warmup: int
 ) -> Row:
-    k, name = entries(density, sets.size), variant.method
+    k, name = entry_count(density, sets.size), variant.method
     achieved, nbytes = k, 12 * sets.size
     energy = recall = timed = None
     if name == "floor":

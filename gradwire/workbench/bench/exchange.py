@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.accumulate.schedule import entries
+from gradwire.accumulate.schedule import entry_count
 from gradwire.config import Config
 from gradwire.encode import Encoding
 from gradwire.errors import ConfigError, GradwireError, unknown
@@ -107,7 +107,7 @@ def bench_exchange(
             )
             seen = _measure(config, gradients, mean, steps)
             yield ExchangeRow(
-                exchange=name, ranks=count, size=size, k=entries(density, size),
+                exchange=name, ranks=count, size=size, k=entry_count(density, size),
                 dense=2 * (count - 1) * 4 * size // count, density=density,
                 encoding=f"{config.values}+{indices}", correlation=correlation, data=data,
                 device=device_name(device), versions=versions(device), **seen,
@@ -125,7 +125,7 @@ def correlated(
 
 def _measure(config: Config, gradients: list[Tensor], mean: Tensor, steps: int) -> dict[str, Any]:
     ranks, size = len(gradients), mean.numel()
-    k = entries(config.density, size)
+    k = entry_count(config.density, size)
     none = dict.fromkeys(("bytes", "predicted", "rounds", "energy", "union"))
     try:
         cluster = VirtualCluster(ranks, config)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from gradwire.errors import ConfigError
 from gradwire.plan.machine import Machine
-from gradwire.plan.workload import Shapes, Workload, check_seconds, shares
+from gradwire.plan.workload import Shapes, Workload, check_seconds, shares_of
 from gradwire.workbench.models import ModelSpec, spec
 
 FRAMES = 200
@@ -26,7 +26,7 @@ def by_name(name: str, device: Machine, batch: int | None, seconds: float | None
     return Workload(
         name,
         shapes,
-        shares(macs),
+        shares_of(macs),
         flops / device.flops if seconds is None else check_seconds(seconds),
         seconds is not None,
     )

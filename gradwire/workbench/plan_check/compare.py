@@ -10,7 +10,7 @@ from gradwire.compress import METHODS
 from gradwire.errors import ConfigError
 from gradwire.plan.machine import MACHINES, Machine
 from gradwire.plan.network import LATENCY, Network
-from gradwire.plan.powersgd import rank_of
+from gradwire.plan.powersgd import powersgd_rank
 from gradwire.plan.predict import Prediction, Way, predict
 from gradwire.plan.work import Work
 from gradwire.workbench.models.workload import by_name
@@ -130,7 +130,7 @@ def _way(row: Row) -> Way | None:
     name = row["method"].partition(":")[0]
     if name in TORCH:
         return TORCH[name]
-    if rank_of(name):
+    if powersgd_rank(name):
         return Way(name, "")
     method = name.partition("/")[0]
     if method not in METHODS or not row["exchange"]:
@@ -139,7 +139,7 @@ def _way(row: Row) -> Way | None:
 
 
 def _bundle_mb(row: Row) -> float:
-    if rank_of(row["method"]) and not _on_gpu(row):
+    if powersgd_rank(row["method"]) and not _on_gpu(row):
         return ONE_BUCKET_MB
     return (row["bundle_bytes"] or 25e6) / 1e6
 
@@ -159,7 +159,7 @@ def _device(row: Row) -> Machine:
     cpu = MACHINES["cpu"]
     costs = replace(cpu.costs, agrees=bool(row["exchange"]))
     bandwidth = cpu.bandwidth / _share(row)
-    return replace(cpu, bandwidth=bandwidth, costs=costs, beside=cores >= 2 * ranks)
+    return replace(cpu, bandwidth=bandwidth, costs=costs, has_spare_core=cores >= 2 * ranks)
 
 
 def _share(row: Row) -> float:

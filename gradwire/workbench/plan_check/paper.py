@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gradwire.accumulate.schedule import entries
+from gradwire.accumulate.schedule import entry_count
 from gradwire.encode import Encoding
 from gradwire.exchange import EXCHANGES
 from gradwire.plan.network import Network
@@ -100,6 +100,6 @@ def _features(model: str, method: str) -> np.ndarray:
     size = spec(model).parameters
     exchange = "dense" if method == "dense" else "allgather"
     network = Network(WORKERS, NODES, rate=1.0)
-    found = EXCHANGES[exchange].legs_on(network, size, entries(DENSITY, size), Encoding())
+    found = EXCHANGES[exchange].legs_on(network, size, entry_count(DENSITY, size), Encoding())
     looked = [float(size) if method == m else 0.0 for m in METHODS[1:]]
     return np.array([sum(leg.bytes * leg.share for leg in found), 1.0, *looked])

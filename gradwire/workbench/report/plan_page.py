@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gradwire.errors import ConfigError
 from gradwire.plan.network import GOODPUT, show_link
-from gradwire.plan.planner import Plan
+from gradwire.plan.planner import ExchangePlan
 from gradwire.plan.predict import Prediction
 from gradwire.workbench.report.chart import GREY, Chart, Line, svg
 from gradwire.workbench.report.page import STYLE
@@ -32,7 +32,7 @@ BARS = """
 """
 
 
-def write_page(found: Plan, file: Path) -> Path:
+def write_page(found: ExchangePlan, file: Path) -> Path:
     """Writes the page, without scripts or outside resources, and returns its path."""
     check_name(file)
     try:
@@ -51,7 +51,7 @@ def check_name(file: Path) -> None:
         raise ConfigError(f"--html takes a name that ends in .html, got {str(file)!r}")
 
 
-def page(found: Plan) -> str:
+def page(found: ExchangePlan) -> str:
     """The whole document."""
     load, network, choice = found.load, found.network, found.recommendation
     about = (
@@ -75,7 +75,7 @@ def page(found: Plan) -> str:
     )
 
 
-def rates(found: Plan) -> Chart:
+def rates(found: ExchangePlan) -> Chart:
     """Step time against link rate: dense, topk by its fastest exchanges, and computing alone."""
     ways = shown(found)
     dense = [p for p in ways if p.way.method == "dense"]
@@ -84,7 +84,7 @@ def rates(found: Plan) -> Chart:
     first = [] if chosen in dense else [chosen]
     xs = [rate / 1e6 for rate in RATES]
     lines = [
-        Line(_label(p), xs, [found.at(p, GOODPUT * rate / 8) for rate in RATES])
+        Line(_label(p), xs, [found.seconds_at(p, GOODPUT * rate / 8) for rate in RATES])
         for p in [*first, *dense, *rest][:LINES]
     ]
     lines.append(Line("computing alone", xs, [found.load.seconds] * len(xs), "dashes", GREY))
@@ -93,11 +93,11 @@ def rates(found: Plan) -> Chart:
 
 
 def _label(p: Prediction) -> str:
-    density = "" if p.way.density == 1 else f" {p.way.density:g} {p.way.travels}"
+    density = "" if p.way.density == 1 else f" {p.way.density:g} {p.way.encoding_name}"
     return p.way.name + density
 
 
-def _bars(found: Plan) -> str:
+def _bars(found: ExchangePlan) -> str:
     rows = shown(found)
     # A way that takes far longer than dense would leave no room for the others.
     longest = max(p.seconds for p in rows if p.way.method == "dense")
@@ -105,7 +105,7 @@ def _bars(found: Plan) -> str:
     return f'<div class="bars">{"".join(_bar(p, longest, found) for p in rows)}</div>'
 
 
-def _bar(p: Prediction, longest: float, found: Plan) -> str:
+def _bar(p: Prediction, longest: float, found: ExchangePlan) -> str:
     best = ' class="best"' if p is found.recommendation.prediction else ""
     spent = [p.compute, p.compress, p.encode, p.decode, 0.0]
     spent[-1] = max(0.0, p.seconds - sum(spent))
@@ -125,7 +125,7 @@ def _bar(p: Prediction, longest: float, found: Plan) -> str:
     )
 
 
-def _table(found: Plan) -> str:
+def _table(found: ExchangePlan) -> str:
     head = "".join(f"<th>{escape(c)}</th>" for c in (*COLUMNS, *MORE))
     body = "".join(
         f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells(p))}</tr>" for p in shown(found)

@@ -2,7 +2,7 @@
 
 from rich.table import Table
 
-from gradwire.plan.planner import Plan
+from gradwire.plan.planner import ExchangePlan
 from gradwire.plan.predict import PARTS, Prediction
 
 COLUMNS = ("", "density", "travels as", "step", "compute", "compress", "encode", "exchange")
@@ -10,7 +10,7 @@ MORE = ("decode", "hidden", "MB sent", "bundles")
 WIDTH = 124
 
 
-def shown(found: Plan, everything: bool = False) -> list[Prediction]:
+def shown(found: ExchangePlan, everything: bool = False) -> list[Prediction]:
     """The fastest prediction of each method, and of each exchange of topk; the recommended one
     stands for its own."""
     if everything:
@@ -26,7 +26,7 @@ def _row(p: Prediction) -> str:
     return p.way.name if p.way.method in ("topk", "dense") else p.way.method
 
 
-def as_table(found: Plan, everything: bool = False) -> Table:
+def as_table(found: ExchangePlan, everything: bool = False) -> Table:
     """A line a way, in milliseconds; the recommended one is marked."""
     load, network = found.load, found.network
     title = f"{load.name}, {network.workers} workers, {found.device.name}: milliseconds a step"
@@ -43,7 +43,7 @@ def cells(p: Prediction) -> list[str]:
     """The columns of one prediction."""
     times = [_ms(getattr(p, part)) for part in ("seconds", *PARTS)]
     sent = f"{p.bytes / 1e6:,.3g}"
-    return [p.way.name, f"{p.way.density:g}", p.way.travels, *times, sent, str(p.bundles)]
+    return [p.way.name, f"{p.way.density:g}", p.way.encoding_name, *times, sent, str(p.bundles)]
 
 
 def _ms(seconds: float) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradwire.accumulate.schedule import entries
+from gradwire.accumulate.schedule import entry_count
 from gradwire.hashing import blake2b_seed
 from gradwire.integrate.virtual_cluster import VirtualCluster
 from gradwire.workbench import data as datasets
@@ -122,7 +122,9 @@ class Crew:
         config, dense = self.cluster.config, self.cluster.stats().dense
         if config.method == "dense":
             return self.entries * self.exchanges
-        sizes = [entries(config.schedule.at(i), self.entries) for i in range(self.exchanges)]
+        sizes = [
+            entry_count(config.schedule.density_at(i), self.entries) for i in range(self.exchanges)
+        ]
         whole = dense.get("flush", 0) + dense.get("bytes", 0)
         return sum(sizes) + whole * (self.entries - sizes[-1])
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from gradwire.accumulate.schedule import entries
+from gradwire.accumulate.schedule import entry_count
 from gradwire.workbench.report.chart import GREY, Chart, Line
 from gradwire.workbench.simulate.crew import Crew
 from gradwire.workbench.study.study import (
@@ -42,7 +42,7 @@ def measure(settings: Settings, cell: Cell) -> list[Row]:
     given |= {"density": DENSITY, "seed": settings.seed, "device": settings.device, "batch": 8}
     options = resolve(given | {"data_dir": settings.data_dir})
     crew = Crew.of(options)
-    k, sent, rows = entries(DENSITY, crew.entries), 0.0, []
+    k, sent, rows = entry_count(DENSITY, crew.entries), 0.0, []
     with repeatable(settings):
         for step in range(1, cell["steps"] + 1):
             crew.step()

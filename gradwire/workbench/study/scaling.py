@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from gradwire.plan.machine import machine
+from gradwire.plan.machine import find_machine
 from gradwire.plan.network import Network, link_rate
 from gradwire.plan.planner import plan_for
 from gradwire.plan.predict import Way
@@ -62,11 +62,11 @@ def measure(settings: Settings, cell: Cell) -> list[Row]:
 
 def _grown(what: str, workers: int) -> list[Row]:
     if what == "70B":
-        device = machine("h100")
+        device = find_machine("h100")
         load = by_count(LARGE, LARGE_SECONDS)
         network = Network(workers, workers, link_rate(LARGE_LINK), LARGE_LATENCY)
     else:
-        device = machine(GPU)
+        device = find_machine(GPU)
         load = by_name(what, device, None, paper.compute(what))
         network = Network(workers, workers // LOCAL, link_rate(LINK))
     names = [w.name for w in WAYS if w.method != "dense"]

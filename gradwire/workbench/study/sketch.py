@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from gradwire import kernels
-from gradwire.accumulate.schedule import entries
+from gradwire.accumulate.schedule import entry_count
 from gradwire.encode import Encoding
 from gradwire.exchange import EXCHANGES
-from gradwire.exchange.sketch_size import Table
-from gradwire.exchange.sketched import largest, next_seeds
+from gradwire.exchange.sketch_size import SketchSize
+from gradwire.exchange.sketched import find_largest, next_seeds
 from gradwire.types import Memory, align
 from gradwire.workbench import models
 from gradwire.workbench.bench import bench_exchange
@@ -81,7 +81,7 @@ def measure(settings: Settings, cell: Cell) -> list[Row]:
 
 def _recalls(settings: Settings, cell: Cell) -> list[Row]:
     u = mean_u(settings, cell)
-    k = entries(DENSITY, u.numel())
+    k = entry_count(DENSITY, u.numel())
     common = cell | {"d": u.numel(), "k": k, "tail": hill(u[u != 0])}
     return [common | {"ratio": ratio, **recall(u, k, ratio)} for ratio in RATIOS]
 
@@ -101,7 +101,7 @@ def recall(u: Tensor, k: int, ratio: float) -> dict[str, list[float]]:
     """For each of CANDIDATES: the share of the k largest that a table of d / ratio cells finds,
     and the energy of the k best of what it finds over the energy of the k largest."""
     u = pad(u, (0, align(u.numel()) - u.numel()))
-    size, sketch, memory = u.numel(), Table(ratio=ratio), Memory()
+    size, sketch, memory = u.numel(), SketchSize(ratio=ratio), Memory()
     indices, values = kernels.select(u, k)
     winners = torch.zeros(size, dtype=torch.bool, device=u.device)
     winners[indices.long()] = True
@@ -109,9 +109,9 @@ def recall(u: Tensor, k: int, ratio: float) -> dict[str, list[float]]:
     found, energy = [0.0] * len(CANDIDATES), [0.0] * len(CANDIDATES)
     for _ in range(DRAWS):
         seeds = next_seeds(memory, sketch.rows, u.device)
-        table = kernels.insert(u, sketch.width(size), seeds)
+        table = kernels.insert(u, sketch.column_count(size), seeds)
         for i, many in enumerate(CANDIDATES):
-            where = largest(table, seeds, size, min(size, many * k)).long()
+            where = find_largest(table, seeds, size, min(size, many * k)).long()
             best = u[where].double().square().topk(k).values
             found[i] += float(winners[where].sum()) / k / DRAWS
             energy[i] += float(best.sum()) / whole / DRAWS
@@ -121,7 +121,7 @@ def recall(u: Tensor, k: int, ratio: float) -> dict[str, list[float]]:
 def spent(size: int, workers: int, ratio: float) -> int:
     """Bytes a worker sends in a step of gs-SGD."""
     cost = EXCHANGES["gs-sgd"].bytes
-    return cost(workers, align(size), entries(DENSITY, size), Encoding(), ratio=ratio)
+    return cost(workers, align(size), entry_count(DENSITY, size), Encoding(), ratio=ratio)
 
 
 def affordable(size: int, workers: int, budget: int) -> float:

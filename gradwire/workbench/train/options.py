@@ -12,7 +12,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from gradwire.config import Config
 from gradwire.errors import ConfigError, unknown
-from gradwire.recipes import RECIPES, Recipe, recipe_of
+from gradwire.recipes import RECIPES, Recipe, find_recipe
 from gradwire.registry import options_of, parse_options, resolve_names
 from gradwire.workbench import models
 from gradwire.workbench.data import EMBEDDED, READERS
@@ -142,9 +142,9 @@ class Options:
             COMPRESSION,
             f"Options that were measured together: {', '.join(RECIPES)}. Other flags win over the "
             "recipe. --lr, --momentum and --weight-decay are those of a dense run. The recipe "
-            f"makes its own of them: plain-union has no momentum, {_UNION.far:g} / (1 - momentum) "
-            f"times the learning rate and {_UNION.decay:g} times the weight decay. plain-union "
-            "needs batch norm and --cosine.",
+            f"makes its own of them: plain-union has no momentum, {_UNION.lr_scale:g} / "
+            f"(1 - momentum) times the learning rate and {_UNION.decay_scale:g} times the weight "
+            "decay. plain-union needs batch norm and --cosine.",
         ),
     ] = ""
     method: Annotated[str, Flag(COMPRESSION, "See `gradwire methods`.")] = Config.method
@@ -264,7 +264,7 @@ class Options:
 
     @property
     def _recipe(self) -> Recipe:
-        return recipe_of(self.recipe) if self.recipe else NONE
+        return find_recipe(self.recipe) if self.recipe else NONE
 
     @property
     def _momentum(self) -> dict[str, Any]:
@@ -279,9 +279,9 @@ class Options:
             raise ConfigError(f"eps must be above 0, got {self.eps}.")
         if self.nesterov and self.optimizer != "sgd" and not self.momentum_correction:
             raise ConfigError("nesterov is for optimizer sgd, or with momentum_correction.")
-        if self._recipe.plain and self.optimizer != "sgd":
+        if self._recipe.without_momentum and self.optimizer != "sgd":
             raise ConfigError(f"recipe {self.recipe!r} is for optimizer sgd: it has no momentum.")
-        if self._recipe.plain and (self.nesterov or self.momentum_correction):
+        if self._recipe.without_momentum and (self.nesterov or self.momentum_correction):
             raise ConfigError(
                 f"recipe {self.recipe!r} has no momentum: leave nesterov and momentum_correction "
                 f"out."
@@ -290,8 +290,8 @@ class Options:
     def make_optimizer(self, parameters: Iterable[Tensor]) -> Optimizer:
         """SGD or AdamW, without momentum (beta1 = 0) where that is in the gradients."""
         lr, corrected = self.lr_at(0), self.momentum_correction
-        decay = self.weight_decay * self._recipe.decay
-        if self._recipe.plain:
+        decay = self.weight_decay * self._recipe.decay_scale
+        if self._recipe.without_momentum:
             return SGD(parameters, lr, weight_decay=decay)
         if self.optimizer == "sgd" and corrected:
             # SGD's momentum makes 1 / (1 - momentum) of the decay too; here it does not see it.
@@ -360,7 +360,7 @@ class Options:
 
         A tenth of it after each of the `lr_drop` epochs, or with `cosine` a share all the time.
         """
-        most = self.lr * self._recipe.lr(self.momentum)
+        most = self.lr * self._recipe.lr_factor(self.momentum)
         if self.cosine:
             return most * cosine(epoch / self.epochs)
         return most * 0.1 ** sum(epoch >= drop for drop in self.lr_drop)
@@ -392,8 +392,8 @@ def resolve(given: Mapping[str, Any], workers: int | None = None) -> Options:
     usual = {name: getattr(source, name) for name in ("epochs", "batch", "lr", "momentum")}
     usual |= {"workers": workers or gpus or 2, "clip": spec.clip}
     if chosen.get("recipe"):
-        recipe = recipe_of(chosen["recipe"])
-        usual |= recipe.beside(chosen)
+        recipe = find_recipe(chosen["recipe"])
+        usual |= recipe.fields_without(chosen)
         usual["momentum_correction"] = "momentum" in recipe.fields
     return Options(**(usual | chosen))
 

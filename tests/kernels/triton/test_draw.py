@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE, gpu  # isort: skip
-from gradwire.accumulate.layout import place, size_of
+from gradwire.accumulate.layout import assign_offsets, size_of
 from gradwire.kernels.draw import draw_torch, grid, pick_torch
 from gradwire.kernels.triton import draw as kernel
 from gradwire.types import Memory, Slot
@@ -67,7 +67,7 @@ def test_walks_are_needed():
 
 def test_slots_with_padding_between_them():
     for sizes in ((5, 64, 1, 70), (640,), tuple(range(1, 34))):
-        slots = place([Slot(str(n), (n,), (1,), torch.float32, numel=n) for n in sizes])
+        slots = assign_offsets([Slot(str(n), (n,), (1,), torch.float32, numel=n) for n in sizes])
         memory = Memory()
         memory.lay_out(slots, DEVICE)
         u = numbers(size_of(slots))

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from gradwire.accumulate.schedule import entries
+from gradwire.accumulate.schedule import entry_count
 from gradwire.encode import Encoding
 from gradwire.exchange import EXCHANGES
 from gradwire.integrate.virtual_cluster import VirtualCluster
@@ -130,7 +130,7 @@ def test_recipes_of_equal_bytes_send_no_more_than_two_in_a_thousand_entries():
         given = accuracy.FULL | recipe.options | {"workers": ranks}
         config = resolve(given).config()
         encoding = Encoding(config.values, config.indices)
-        k = entries(config.density, size)
+        k = entry_count(config.density, size)
         if config.method == "randk":
             encoding = Encoding(config.values, "common")
         sent = EXCHANGES[config.exchange].bytes(ranks, size, k, encoding)
@@ -165,8 +165,8 @@ def test_more_entries_early_are_as_many_in_all(monkeypatch, name):
     monkeypatch.setitem(accuracy.SMALL, "batch", 1000)
     first, *_, last = accuracy.measure(SMALL, {"recipe": name, "seed": 1, "epochs": 10})
     recipe, d, steps = accuracy.RECIPES[name], last["d"], last["steps"] // 10
-    assert first["entries"] == steps * entries(recipe.early[1], d)
-    later = entries(recipe.options["density"], d)
+    assert first["entries"] == steps * entry_count(recipe.early[1], d)
+    later = entry_count(recipe.options["density"], d)
     assert last["entries"] - first["entries"] == 9 * steps * later
     assert last["entries"] == pytest.approx(10 * steps * 0.002 * d, rel=0.01)
 
@@ -211,9 +211,9 @@ def test_the_named_recipe_is_the_one_that_was_measured():
     study, named = accuracy.RECIPES["plain-union-1.5-3"], RECIPES["plain-union"]
     fields, dense = dict(named.fields), accuracy.FULL
     method = f"{fields.pop('method')}/{fields.pop('exchange')}"
-    decay = pytest.approx(named.decay * dense["weight_decay"])
+    decay = pytest.approx(named.decay_scale * dense["weight_decay"])
     assert study.options == fields | {"method": method, "momentum": 0.0, "weight_decay": decay}
-    assert study.lr == pytest.approx(named.lr(0.9))
+    assert study.lr == pytest.approx(named.lr_factor(0.9))
     given = {"recipe": "plain-union", "momentum": 0.9, "workers": 16}
     trained = resolve(dense | given)
     assert trained.lr_at(0) == pytest.approx(study.lr * dense["lr"])
@@ -221,7 +221,7 @@ def test_the_named_recipe_is_the_one_that_was_measured():
 
 
 def test_the_union_takes_fewer_bytes_than_as_many_entries_in_an_all_gather():
-    size, k = 269_722, entries(0.002, 269_722)
+    size, k = 269_722, entry_count(0.002, 269_722)
     union = EXCHANGES["union"].bytes(16, size, k, Encoding("bf16", "packed"))
     gathered = EXCHANGES["allgather"].bytes(16, size, k, Encoding("fp32", "int32"))
     assert 0.6 < union / gathered < 0.7
@@ -235,5 +235,5 @@ def test_the_union_takes_fewer_bytes_than_as_many_entries_in_an_all_gather():
 def test_recipes_of_two_in_a_thousand_are_within_them(name):
     recipe, size = accuracy.RECIPES[name], 269_722
     share, density = recipe.early
-    early, later = entries(density, size), entries(recipe.options["density"], size)
+    early, later = entry_count(density, size), entry_count(recipe.options["density"], size)
     assert 0.00199 < (share * early + (1 - share) * later) / size <= 0.002
