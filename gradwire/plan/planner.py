@@ -192,10 +192,10 @@ def _find_workload(
         return by_shapes(trained, type(model).__name__, seconds)
     if isinstance(model, Path) or str(model).endswith(".pt"):
         return by_file(Path(model), seconds)
-    # The only place where the library imports the workbench: it knows networks by name.
-    from gradwire.workbench.models.workload import by_name
+    # The only place where the library asks the workbench, and only for a network's name.
+    from gradwire.workbench.models.workload import workload_by_name
 
-    return by_name(str(model), device, batch, seconds)
+    return workload_by_name(str(model), device, batch, seconds)
 
 
 def _notes(load: Workload, device: Machine) -> list[str]:

@@ -12,7 +12,7 @@ from gradwire.plan.network import Network
 from gradwire.plan.predict import Way, predict
 from gradwire.plan.work import Work
 from gradwire.plan.workload import by_count, by_shapes
-from gradwire.workbench.models.workload import by_name
+from gradwire.workbench.models.workload import workload_by_name
 
 FREE = Machine("free", 1e30, 1e30, replace(CUDA, bundle=0.0))
 NETWORK = Network(4, 4, rate=1e6, latency=0.0)
@@ -89,12 +89,14 @@ def test_gloo_ranks_compare_before_they_send():
 
 def test_flop_and_bundles_of_a_named_network():
     """ResNet-50: 4.09 G multiplications an image; V100 6.8 TFLOP/s: the paper's 0.46 s."""
-    load = by_name("resnet50", MACHINES["v100"], None, None)
+    load = workload_by_name("resnet50", MACHINES["v100"], None, None)
     assert load.entries == 25_557_032
     assert load.seconds == pytest.approx(0.460, rel=0.01)
     assert sum(load.weights) == pytest.approx(1)
-    assert by_name("resnet50", MACHINES["v100"], 64, None).seconds == pytest.approx(0.230, rel=0.01)
-    vgg = by_name("vgg16", MACHINES["v100"], None, 1.0)
+    assert workload_by_name("resnet50", MACHINES["v100"], 64, None).seconds == pytest.approx(
+        0.230, rel=0.01
+    )
+    vgg = workload_by_name("vgg16", MACHINES["v100"], None, 1.0)
     # The three linear layers hold nine tenths of the entries and come first, in no time.
     assert sum(vgg.sizes[:6]) > 0.89 * vgg.entries
     assert sum(vgg.weights[:6]) < 0.01
@@ -102,4 +104,4 @@ def test_flop_and_bundles_of_a_named_network():
 
 @pytest.mark.parametrize("name", ["lstm-ptb", "lstm-an4", "fnn3"])
 def test_networks_that_take_words_or_sound_have_flop_too(name):
-    assert by_name(name, MACHINES["h200"], None, None).seconds > 0
+    assert workload_by_name(name, MACHINES["h200"], None, None).seconds > 0

@@ -20,7 +20,7 @@ from gradwire.integrate.attached import Attached
 from gradwire.integrate.ddp import attach
 from gradwire.workbench.bench.job import Job
 from gradwire.workbench.bench.norms import without_cudnn
-from gradwire.workbench.models import spec
+from gradwire.workbench.models import model_spec
 
 LEARNING_RATE = 1e-4
 POWERSGD_START = 2
@@ -41,7 +41,7 @@ class Task:
         shares: bool = False,
         begins: Callable[[], None] = lambda: None,
     ) -> None:
-        known = spec(job.model)
+        known = model_spec(job.model)
         torch.manual_seed(0)
         with device:
             self.model = known.build()

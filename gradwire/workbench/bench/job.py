@@ -7,7 +7,7 @@ from typing import Any
 from gradwire.compress import METHODS
 from gradwire.config import Config, configure
 from gradwire.errors import ConfigError, unknown
-from gradwire.workbench.models import MODELS, spec
+from gradwire.workbench.models import MODELS, model_spec
 
 POWERSGD = ("powersgd-1", "powersgd-2", "powersgd-4", "powersgd-8")
 BASELINES = ("noop", "barrier", "dense", "bf16", *POWERSGD)
@@ -53,7 +53,7 @@ class Job:
     latency: float | None = None
 
     def __post_init__(self) -> None:
-        known = spec(self.model)
+        known = model_spec(self.model)
         if known.task == "speech":
             usable = sorted(name for name, m in MODELS.items() if m.task != "speech")
             raise ConfigError(
@@ -98,7 +98,7 @@ class Job:
     @property
     def memory(self) -> int:
         """Bytes for a rank's parameters and gradients, and for what each method holds beside."""
-        return 4 * spec(self.model).parameters * (2 + COPIES * len(self.methods))
+        return 4 * model_spec(self.model).parameters * (2 + COPIES * len(self.methods))
 
     def json(self) -> str:
         return json.dumps(asdict(self))

@@ -1,4 +1,4 @@
-"""Readers of the standard file layouts, and each rank's share of what they read."""
+"""Data sets for training: readers of their usual files, embedded ones, and each rank's share."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,7 +24,7 @@ Shape = tuple[int, ...]
 
 
 class Data(Protocol):
-    """What training needs of a data set; a batch is what the model's task takes."""
+    """A data set, as training uses it; the parts of a batch depend on the model's task."""
 
     @property
     def name(self) -> str: ...
@@ -34,12 +34,12 @@ class Data(Protocol):
     def test_examples(self) -> int: ...
     @property
     def at_once(self) -> int:
-        """Test examples that fit into memory together."""
+        """The number of test examples that fit into memory together."""
         ...
 
     @property
     def network(self) -> Mapping[str, Any]:
-        """Keywords that a network for these data has to be built with."""
+        """Keywords that a network for this data set must be built with."""
         ...
 
     def to(self, device: torch.device) -> "Data": ...
@@ -52,21 +52,23 @@ EMBEDDED: dict[str, Callable[[Any], Data]] = {
     "phrases": lambda shape: load_phrases(*shape),
     "tones": lambda shape: load_tones(),
 }
+"""Data sets that need no files. A model's shape of one example goes to each."""
 
 READERS: dict[str, Callable[[Path, Any], Data]] = {
-    "mnist": lambda folder, shape: _shaped(load_mnist(folder), shape),
-    "cifar10": lambda folder, shape: _shaped(load_cifar10(folder), shape),
+    "mnist": lambda folder, shape: _with_shape(load_mnist(folder), shape),
+    "cifar10": lambda folder, shape: _with_shape(load_cifar10(folder), shape),
     "ptb": lambda folder, shape: load_text("ptb", folder, *shape),
     "wikitext2": lambda folder, shape: load_text("wikitext2", folder, *shape),
     "shakespeare": lambda folder, shape: load_letters(folder, *shape),
     "an4": lambda folder, shape: load_an4(folder),
 }
+"""Data sets that are read from a folder."""
 
 
-def load(name: str, folder: Path | str | None, shape: Shape) -> Data:
-    """The data set `name` from `folder`, for a model that takes examples of `shape`.
+def load_dataset(name: str, folder: Path | str | None, shape: Shape) -> Data:
+    """Return the data set `name` from `folder`, for a model that takes examples of `shape`.
 
-    The embedded ones ("digits", "phrases", "tones") need no folder.
+    The embedded data sets ("digits", "phrases", "tones") need no folder.
     """
     if name in EMBEDDED:
         return EMBEDDED[name](shape)
@@ -77,8 +79,8 @@ def load(name: str, folder: Path | str | None, shape: Shape) -> Data:
     return READERS[name](Path(folder).expanduser(), shape)
 
 
-def _shaped(data: Dataset, shape: Shape) -> Dataset:
-    """`data`, if its images are those the model takes."""
+def _with_shape(data: Dataset, shape: Shape) -> Dataset:
+    """Return `data`, or raise if its images have another shape than the model takes."""
     if data.train.shape[1:] != shape:
         got = " x ".join(map(str, data.train.shape[1:]))
         want = " x ".join(map(str, shape))
@@ -96,5 +98,5 @@ __all__ = [
     "Shard",
     "Speech",
     "Text",
-    "load",
+    "load_dataset",
 ]

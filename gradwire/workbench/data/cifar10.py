@@ -16,33 +16,33 @@ TEST = "test_batch"
 
 
 def load_cifar10(folder: Path) -> Dataset:
-    """50,000 + 10,000 colour images of 32 x 32 pixels, cropped and flipped in training."""
-    parts = [_batch(_find(folder, name)) for name in TRAIN]
-    test, test_labels = _batch(_find(folder, TEST))
+    """Return 50,000 + 10,000 colour images of 32 x 32 pixels, cropped and flipped in training."""
+    parts = [_read_batch(_find_file(folder, name)) for name in TRAIN]
+    test, test_labels = _read_batch(_find_file(folder, TEST))
     train = torch.cat([images for images, _ in parts])
     train_labels = torch.cat([labels for _, labels in parts])
     return Dataset("cifar10", train, train_labels, test, test_labels, MEAN, STD, augment=True)
 
 
-def _find(folder: Path, name: str) -> Path:
-    """Where the file is, or an error that says what was looked for."""
+def _find_file(folder: Path, name: str) -> Path:
+    """Return the path of the file `name`, or raise an error that lists the places."""
     for place in (folder / FOLDER, folder):
         if (place / name).is_file():
             return place / name
     archive = next(folder.glob("cifar-10-python.tar*"), None) if folder.is_dir() else None
-    found = f" {archive} is there: unpack it first." if archive else ""
+    hint = f" {archive} is there: unpack it first." if archive else ""
     raise DataError(
-        f"no {name} in {folder / FOLDER} or {folder}.{found} CIFAR-10 is the files "
+        f"no {name} in {folder / FOLDER} or {folder}.{hint} CIFAR-10 is the files "
         f"{TRAIN[0]} ... {TRAIN[-1]} and {TEST}; they come from Alex Krizhevsky's page, as the "
         "python version (www.cs.toronto.edu/~kriz/cifar.html)."
     )
 
 
-def _batch(path: Path) -> tuple[Tensor, Tensor]:
-    """The images and labels of one file."""
+def _read_batch(path: Path) -> tuple[Tensor, Tensor]:
+    """Return the images and labels of one file."""
     try:
-        found = read_pickle(path.read_bytes())
-        data, labels = found["data"], found["labels"]
+        batch = read_pickle(path.read_bytes())
+        data, labels = batch["data"], batch["labels"]
         if not isinstance(data, Array) or not isinstance(labels, list):
             raise TypeError("its data or labels are of another type")
         if not all(type(label) is int for label in labels):
@@ -50,7 +50,7 @@ def _batch(path: Path) -> tuple[Tensor, Tensor]:
         images = data.tensor().reshape(-1, 3, 32, 32)
         if len(images) != len(labels):
             raise ValueError(f"{len(images)} images and {len(labels)} labels")
-        return images, _labels(torch.tensor(labels, dtype=torch.int64), path)
+        return images, _check_labels(torch.tensor(labels, dtype=torch.int64), path)
     except DataError:
         raise
     except Exception as error:  # a damaged pickle can fail in any way
@@ -59,7 +59,8 @@ def _batch(path: Path) -> tuple[Tensor, Tensor]:
         ) from error
 
 
-def _labels(labels: Tensor, path: Path) -> Tensor:
+def _check_labels(labels: Tensor, path: Path) -> Tensor:
+    """Return the labels, or raise if one is not in 0 to 9."""
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) <= 9:
         raise DataError(f"{path} holds labels outside 0 to 9. Fetch it again.")
     return labels

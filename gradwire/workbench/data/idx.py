@@ -13,16 +13,17 @@ from gradwire.workbench.data.dataset import DataError
 
 UNSIGNED_BYTE = 0x08
 BLOCK, MOST = 1 << 24, 1 << 31
+"""Bytes read at once, and the most that are read of a file."""
 
 
 def read_idx(path: Path, dimensions: int) -> Tensor:
-    """The uint8 tensor in an idx file, plain or `.gz`.
+    """Return the uint8 tensor in an idx file, plain or `.gz`.
 
     Layout: two zero bytes, the type (8 = unsigned byte), the number of dimensions, each dimension
     as a big-endian uint32, then the values in row order.
     """
     header = 4 + 4 * dimensions
-    raw = _contents(path, header)
+    raw = _read_bytes(path, header)
     if len(raw) < header or raw[:4] != bytes([0, 0, UNSIGNED_BYTE, dimensions]):
         raise DataError(
             f"{path} is not an idx file of unsigned bytes in {dimensions} dimensions: "
@@ -35,18 +36,18 @@ def read_idx(path: Path, dimensions: int) -> Tensor:
             f"{path} promises {' x '.join(map(str, shape))} values: from 1 to {MOST:,} are read. "
             f"Fetch it again."
         )
-    # One byte more than promised shows what is too long, and a small .gz cannot fill the memory.
-    raw = _contents(path, promised + 1)
+    # One byte more than promised, and no more: a small .gz could otherwise fill the memory.
+    raw = _read_bytes(path, promised + 1)
     if len(raw) != promised:
-        found = f"{len(raw):,}" if len(raw) < promised else "more"
+        size = f"{len(raw):,}" if len(raw) < promised else "more"
         raise DataError(
-            f"{path} holds {found} bytes where its header promises {promised:,}. Fetch it again."
+            f"{path} holds {size} bytes where its header promises {promised:,}. Fetch it again."
         )
     return torch.frombuffer(bytearray(raw), dtype=torch.uint8, offset=header).reshape(shape)
 
 
-def _contents(path: Path, most: int) -> bytes:
-    """The file's bytes, unpacked, `most` of them at most."""
+def _read_bytes(path: Path, most: int) -> bytes:
+    """Return the first `most` bytes of a file, unpacked."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             parts, left = [], most

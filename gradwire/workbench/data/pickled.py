@@ -1,10 +1,7 @@
-"""Arrays out of a pickle, without running it.
+"""A reader of arrays from a pickle that runs none of the pickle's code.
 
-A pickle is a program. This reader gives it containers, text and numbers, and stand-ins for the
-three names an array of bytes needs; any other name ends the reading. numpy is not involved.
-
-It is the unpickler that is written in Python: the other one makes a table of as many entries as a
-damaged pickle says.
+A pickle is a program. This reader gives the program containers, text and numbers, and stand-ins for
+the names that an array of bytes needs. Any other name is an error. numpy is not used.
 """
 
 import io
@@ -16,21 +13,21 @@ import torch
 from torch import Tensor
 
 
-class Dtype:
-    """Stands in for numpy.dtype: remembers its code, e.g. "u1"."""
+class _Dtype:
+    """Stand-in for numpy.dtype; keeps its code, e.g. "u1"."""
 
     def __init__(self, code: str | bytes = "", *_: object) -> None:
         self.code = code.decode("latin1") if isinstance(code, bytes) else code
 
     def __setstate__(self, state: object) -> None:
-        """The byte order and layout, which one-byte numbers do not have."""
+        """Ignore byte order and layout, which do not matter for one-byte numbers."""
 
 
 class Array:
-    """Stands in for numpy.ndarray: remembers its shape, type and bytes."""
+    """Stand-in for numpy.ndarray; keeps its shape, type and bytes."""
 
     shape: tuple[int, ...] = ()
-    dtype: Dtype = Dtype()
+    dtype: _Dtype = _Dtype()
     by_column: bool = False
     raw: bytes = b""
 
@@ -38,7 +35,7 @@ class Array:
         _, self.shape, self.dtype, self.by_column, self.raw = state
 
     def tensor(self) -> Tensor:
-        """The array as a uint8 tensor."""
+        """Return the array as a uint8 tensor."""
         if self.dtype.code != "u1":
             raise pickle.UnpicklingError(f"array of type {self.dtype.code!r}, not of bytes")
         if len(self.raw) != prod(self.shape):
@@ -53,10 +50,10 @@ def _reconstruct(*_: object) -> Array:
     return Array()
 
 
-class Latin1:
-    """Stands in for codecs.encode, of texts that were written as bytes once.
+class _Latin1Encoder:
+    """Stand-in for codecs.encode, which makes bytes from text in a pickle.
 
-    A copy is made for each call: no more in all than a pickle of that length can hold.
+    Each call makes a copy. All copies together may have `most` bytes, the length of the pickle.
     """
 
     def __init__(self, most: int) -> None:
@@ -75,16 +72,18 @@ ALLOWED = {
     ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
     ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
     ("numpy", "ndarray"): Array,
-    ("numpy", "dtype"): Dtype,
+    ("numpy", "dtype"): _Dtype,
 }
 
 
-class Reader(pickle._Unpickler):
+# pickle._Unpickler is written in Python. The faster one allocates as large a table as a damaged
+# pickle asks for.
+class _ArrayUnpickler(pickle._Unpickler):
     """An unpickler that knows only the names in `ALLOWED`."""
 
     def __init__(self, raw: bytes) -> None:
         super().__init__(io.BytesIO(raw), encoding="bytes")
-        self.known = ALLOWED | {("_codecs", "encode"): Latin1(len(raw))}
+        self.known = ALLOWED | {("_codecs", "encode"): _Latin1Encoder(len(raw))}
 
     def find_class(self, module_name: str, global_name: str) -> Any:
         try:
@@ -95,8 +94,8 @@ class Reader(pickle._Unpickler):
 
 
 def read_pickle(raw: bytes) -> dict[str, Any]:
-    """The dictionary in a pickle of arrays, its keys as text; Python 2's pickles too."""
-    found = Reader(raw).load()
-    if not isinstance(found, dict):
-        raise pickle.UnpicklingError(f"it holds a {type(found).__name__}, not a dictionary")
-    return {k.decode() if isinstance(k, bytes) else str(k): v for k, v in found.items()}
+    """Return the dictionary in a pickle of arrays, of Python 2 too, its keys as text."""
+    content = _ArrayUnpickler(raw).load()
+    if not isinstance(content, dict):
+        raise pickle.UnpicklingError(f"it holds a {type(content).__name__}, not a dictionary")
+    return {k.decode() if isinstance(k, bytes) else str(k): v for k, v in content.items()}

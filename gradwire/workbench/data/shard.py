@@ -1,4 +1,4 @@
-"""Which examples each rank sees, and when."""
+"""The order of the examples, and each rank's share of each step."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ from gradwire.workbench.data.dataset import DataError
 class Shard:
     """One rank's share of `examples`, `batch` at a time.
 
-    An epoch is one permutation of all examples, drawn from (seed, epoch). Step s takes the next
-    world * batch of them and rank r the r-th piece, so every rank has the same number of full
-    batches; the rest of the permutation is left out of that epoch. Nothing is remembered: an epoch
-    can be entered at any step.
+    An epoch is one permutation of all examples, drawn from (seed, epoch). Each step takes the next
+    world * batch examples, and rank r takes piece r. Every rank has the same number of full
+    batches; the remaining examples are left out of that epoch. Nothing is remembered between steps,
+    so an epoch can be entered at any step.
     """
 
     examples: int
@@ -43,11 +43,11 @@ class Shard:
         return self.examples // (self.batch * self.world)
 
     def order(self, epoch: int) -> Tensor:
-        """The epoch's permutation of all examples, the same on every rank; not to be changed."""
-        return _order(self.examples, blake2b_seed(self.seed, epoch))
+        """Return the epoch's permutation, equal on every rank; do not change the tensor."""
+        return _epoch_order(self.examples, blake2b_seed(self.seed, epoch))
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Tensor]:
-        """This rank's indices for step `start` and each later step of the epoch."""
+        """Yield this rank's indices of each step of the epoch, from step `start` on."""
         order = self.order(epoch)
         for step in range(start, self.steps):
             first = (step * self.world + self.rank) * self.batch
@@ -55,8 +55,8 @@ class Shard:
 
 
 @lru_cache(maxsize=4)
-def _order(examples: int, seed: int) -> Tensor:
-    """Kept, because all virtual workers ask for the same one at every step."""
+def _epoch_order(examples: int, seed: int) -> Tensor:
+    """Draw a permutation; cached, because all virtual workers ask for it at every step."""
     return torch.randperm(
         examples, dtype=torch.int64, generator=torch.Generator().manual_seed(seed)
     )

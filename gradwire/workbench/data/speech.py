@@ -12,7 +12,7 @@ from gradwire.workbench.data.dataset import DataError
 
 RATE = 16_000
 FRAME, HOP = 320, 160
-"""20 ms of sound every 10 ms: 161 frequencies of 50 Hz."""
+"""Samples of a window and between windows: 20 ms every 10 ms, 161 frequencies of 50 Hz."""
 
 LETTERS = "_'ABCDEFGHIJKLMNOPQRSTUVWXYZ "
 """Class 0 is CTC's blank."""
@@ -26,8 +26,8 @@ Batch = tuple[Tensor, Tensor, Tensor, Tensor]
 class Speech:
     """Training and test utterances: sound int16, letters as class numbers.
 
-    A batch is (spectrograms [n, 161, frames], frames of each, letters of all in a row, letters of
-    each).
+    A batch is (spectrograms [n, 161, frames], the frames of each, the letters of all in a row, the
+    number of letters of each).
     """
 
     name: str
@@ -57,24 +57,25 @@ class Speech:
 
     @property
     def network(self) -> Mapping[str, Any]:
-        """What a network has to be built with."""
+        """Keywords that a network for this data set must be built with."""
         return {}
 
     def to(self, device: torch.device) -> "Speech":
-        """The same utterances; batches are moved to `device` and transformed there."""
+        """Return the same utterances; each batch is moved to `device` and transformed there."""
         parts = self.train, self.train_letters, self.test, self.test_letters
         return Speech(self.name, *parts, device=device)
 
     def training_batch(self, indices: Tensor, seed: int) -> Batch:
-        """Spectrograms and letters; nothing is drawn."""
+        """Return spectrograms and letters; `seed` is unused, because nothing is drawn."""
         chosen = indices.tolist()
         return self._batch([self.train[i] for i in chosen], [self.train_letters[i] for i in chosen])
 
     def test_batch(self, start: int, stop: int) -> Batch:
-        """Test utterances [start, stop)."""
+        """Return test utterances [start, stop)."""
         return self._batch(self.test[start:stop], self.test_letters[start:stop])
 
     def _batch(self, sounds: Sequence[Tensor], letters: Sequence[Tensor]) -> Batch:
+        """Return the batch of these utterances, padded with zeros to the longest."""
         pictures = [spectrogram(sound.to(self.device)) for sound in sounds]
         frames = [picture.shape[1] for picture in pictures]
         padded = [F.pad(p, (0, max(frames) - p.shape[1])) for p in pictures]
@@ -85,9 +86,9 @@ class Speech:
 
 
 def spectrogram(sound: Tensor) -> Tensor:
-    """log(1 + magnitude) of the Fourier transform of Hamming windows, zero mean, unit deviation.
+    """Return log(1 + magnitude) of the Fourier transform of Hamming windows, [161, frames].
 
-    [161, frames]; frame t is centred on sample 160 t.
+    Frame t is centred on sample 160 t. The result has zero mean and unit deviation.
     """
     window = torch.hamming_window(FRAME, dtype=torch.float32, device=sound.device)
     waves = torch.stft(sound.float(), FRAME, HOP, window=window, return_complex=True)
@@ -95,9 +96,9 @@ def spectrogram(sound: Tensor) -> Tensor:
     return (loud - loud.mean()) / (loud.std() + 1e-6)
 
 
-def classes(text: str, where: str) -> Tensor:
-    """The class numbers of a transcript."""
+def letter_numbers(text: str, place: str) -> Tensor:
+    """Return the class numbers of a transcript; `place` names it in an error."""
     strange = sorted(set(text) - set(LETTERS[1:]))
     if strange:
-        raise DataError(f"{where}: the transcript has {strange[0]!r}, letters are {LETTERS[1:]!r}.")
+        raise DataError(f"{place}: the transcript has {strange[0]!r}, letters are {LETTERS[1:]!r}.")
     return torch.tensor([LETTERS.index(letter) for letter in text], dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Words in a row: Penn Treebank and WikiText-2 from their text files, and windows of them."""
+"""Penn Treebank and WikiText-2, texts of words, from their files; examples are windows of them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -7,22 +7,22 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gradwire.workbench.data.dataset import DataError
+from gradwire.workbench.data.dataset import DataError, read_utf8
 
 END, UNKNOWN = "<eos>", "<unk>"
 
-PLACES = {
+LAYOUTS = {
     "ptb": ("Penn Treebank", ("ptb", "simple-examples/data"), "ptb.{}.txt"),
     "wikitext2": ("WikiText-2", ("wikitext-2",), "wiki.{}.tokens"),
 }
-"""What the data set is called, the folders it is looked for in, and its files."""
+"""Title, usual folders and file pattern of each data set."""
 
 
 @dataclass(frozen=True)
 class Text:
     """A training and a test text as word numbers, int64.
 
-    Example i is the window of `window` words from word i x `window` on, and the word after each.
+    Example i is the `window` words from word i * window on, and for each the word that follows.
     """
 
     name: str
@@ -50,35 +50,36 @@ class Text:
 
     @property
     def network(self) -> Mapping[str, int]:
-        """What a network has to be built with."""
+        """Keywords that a network for this data set must be built with."""
         return {"words": self.words}
 
     def to(self, device: torch.device) -> "Text":
-        """The same text on `device`."""
+        """Return the same text on `device`."""
         return replace(self, train=self.train.to(device), test=self.test.to(device))
 
     def training_batch(self, indices: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-        """Words and the words after them, [n, window] each; nothing is drawn."""
+        """Return words and the words that follow, [n, window] each; `seed` is unused."""
         return self._windows(self.train, indices)
 
     def test_batch(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Test windows [start, stop)."""
+        """Return test windows [start, stop)."""
         return self._windows(self.test, torch.arange(start, stop, dtype=torch.int64))
 
     def _windows(self, stream: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the windows of these examples, and the same one word later."""
         within = torch.arange(self.window + 1, dtype=torch.int64, device=stream.device)
-        found = stream[indices.to(stream.device)[:, None] * self.window + within]
-        return found[:, :-1], found[:, 1:]
+        words = stream[indices.to(stream.device)[:, None] * self.window + within]
+        return words[:, :-1], words[:, 1:]
 
 
 def load_text(name: str, folder: Path, window: int) -> Text:
-    """The text `name` in `folder` or the folders it usually lies in.
+    """Return the text `name` from `folder`, or from its usual folder in `folder`.
 
-    Words are numbered in the order in which the training text brings them; a line ends with <eos>.
-    A test word that the training text lacks is <unk>.
+    Words are numbered by their first place in the training text. Each line ends with <eos>. A test
+    word that the training text lacks is <unk>.
     """
-    paths = [_find(name, folder, part) for part in ("train", "test")]
-    train, test = (_read(path) for path in paths)
+    paths = [_find_file(name, folder, part) for part in ("train", "test")]
+    train, test = (_read_words(path) for path in paths)
     numbers = {word: i for i, word in enumerate(dict.fromkeys(train))}
     strange = next((word for word in test if word not in numbers), None)
     if strange is not None and UNKNOWN not in numbers:
@@ -93,9 +94,9 @@ def load_text(name: str, folder: Path, window: int) -> Text:
     return Text(name, first, second, words=len(numbers), window=window)
 
 
-def _find(name: str, folder: Path, part: str) -> Path:
-    """Where the file is, or an error that says what was looked for."""
-    title, places, pattern = PLACES[name]
+def _find_file(name: str, folder: Path, part: str) -> Path:
+    """Return the path of a file, or raise an error that lists the places."""
+    title, places, pattern = LAYOUTS[name]
     file = pattern.format(part)
     for place in (folder, *(folder / place for place in places)):
         if (place / file).is_file():
@@ -107,12 +108,6 @@ def _find(name: str, folder: Path, part: str) -> Path:
     )
 
 
-def _read(path: Path) -> list[str]:
-    """The words of a file."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text: {error.reason}. Fetch it again.") from error
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}).") from error
-    return [word for line in lines for word in (*line.split(), END)]
+def _read_words(path: Path) -> list[str]:
+    """Return the words of a file, <eos> after each line."""
+    return [word for line in read_utf8(path).splitlines() for word in (*line.split(), END)]

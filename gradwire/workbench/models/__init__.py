@@ -1,8 +1,8 @@
-"""The papers' networks by name.
+"""The networks of the papers, by name.
 
     model = gradwire.workbench.models.build("lenet5")
 
-To add one: a file with a function and its `SPEC`, and a line in `MODELS`.
+To add a network, write a file with its function and its `SPEC`, and add a line to `MODELS`.
 """
 
 from torch import nn
@@ -39,21 +39,25 @@ MODELS: dict[str, ModelSpec] = {
         inception_v4.SPEC,
     )
 }
-"""Table 1 of Shi et al. (2019), small GPTs, then Table 2, whose networks have no data set here."""
+"""The networks of Table 1 of Shi et al. (2019), small GPTs, and the networks of Table 2.
+
+There is no reader for the data of Table 2, so only the sizes of its networks are used.
+"""
 
 TRAINABLE = tuple(name for name, spec in MODELS.items() if spec.task)
+"""The names of the networks that `gradwire train` takes."""
 
 
-def spec(name: str) -> ModelSpec:
-    """The network's code and recipe; `unknown` names the nearest one otherwise."""
+def model_spec(name: str) -> ModelSpec:
+    """Return the code and the recipe of the network `name`."""
     if name not in MODELS:
         raise unknown("model", name, MODELS)
     return MODELS[name]
 
 
 def build(name: str, **kw: object) -> nn.Module:
-    """A network with fresh weights; keywords go to its function, e.g. `classes=100`."""
-    return spec(name).build(**kw)
+    """Return a network with fresh weights; keywords go to its function, e.g. `classes=100`."""
+    return model_spec(name).build(**kw)
 
 
-__all__ = ["MODELS", "TRAINABLE", "Embedded", "ModelSpec", "build", "spec"]
+__all__ = ["MODELS", "TRAINABLE", "Embedded", "ModelSpec", "build", "model_spec"]

@@ -42,7 +42,7 @@ class AlexNet(nn.Module):
 
 
 def alexnet(classes: int = 1000) -> nn.Module:
-    """AlexNet for 224 x 224 images."""
+    """Return AlexNet for 224 x 224 images."""
     return kaiming_(AlexNet(classes))
 
 

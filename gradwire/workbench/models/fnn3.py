@@ -7,7 +7,7 @@ from gradwire.workbench.models.spec import Embedded, ModelSpec
 
 
 def fnn3(classes: int = 10, hidden: int = 200) -> nn.Module:
-    """A fully connected network with two hidden layers for 28 x 28 images."""
+    """Return a fully connected network with two hidden layers for 28 x 28 images."""
     return xavier_(
         nn.Sequential(
             nn.Flatten(),

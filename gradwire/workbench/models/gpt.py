@@ -1,8 +1,8 @@
-"""GPT-nano: a decoder of six blocks of 384, 10,745,088 parameters with 65 letters. GPT-micro: one
-block of 48, for CPUs.
+"""GPT-nano, six decoder blocks of width 384, and GPT-micro, one block of width 48 for CPUs.
 
-Radford et al. (2019) in the size of nanoGPT's example on tiny shakespeare: learned positions, norms
-before attention and MLP, GELU, no biases, the embedding shared with the output, dropout 0.2.
+GPT-nano has 10,745,088 parameters with 65 letters. The network is that of Radford et al. (2019)
+in the size of nanoGPT's example on tiny shakespeare: learned positions, norms before attention and
+MLP, GELU, no biases, dropout 0.2. Embedding and output share their weights.
 """
 
 import math
@@ -15,7 +15,7 @@ from gradwire.workbench.models.spec import Embedded, ModelSpec
 
 
 class Attention(nn.Module):
-    """Every place looks at itself and what came before."""
+    """Causal self-attention: each position sees itself and the positions before."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -32,8 +32,8 @@ class Attention(nn.Module):
         return self.project(out.transpose(1, 2).reshape(n, time, width))
 
 
-class Block(nn.Module):
-    """Attention, then an MLP of four times the width, each added to what came in."""
+class DecoderBlock(nn.Module):
+    """Attention, then an MLP of four times the width; each is added to its input."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -50,18 +50,18 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """The scores of the next word after each word: tokens [n, time] to scores [n, time, words]."""
+    """A decoder that scores the next word: tokens [n, time] to scores [n, time, words]."""
 
     def __init__(
         self, words: int, width: int, layers: int, heads: int, dropout: float, window: int
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(words, width)
-        # As the layers: these are of the default dtype.
-        like = self.embedding.weight
-        self.position = nn.Parameter(like.new_empty(window, width))
+        # In the dtype and on the device of the layers.
+        weight = self.embedding.weight
+        self.position = nn.Parameter(weight.new_empty(window, width))
         self.drop = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(layers))
+        self.blocks = nn.ModuleList(DecoderBlock(width, heads, dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(width, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -79,7 +79,10 @@ def gpt_nano(
     dropout: float = 0.2,
     window: int = 256,
 ) -> nn.Module:
-    """The decoder, its weights normal of deviation 0.02; those that end a branch less, by depth."""
+    """Return the decoder, with normal weights of deviation 0.02.
+
+    Weights that end a branch are divided by sqrt(2 layers), as in GPT-2.
+    """
     model = GPT(words, width, layers, heads, dropout, window)
     for name, values in model.named_parameters():
         if values.dim() > 1:

@@ -1,7 +1,7 @@
 """Inception-v4 for ImageNet: 42,679,816 parameters.
 
-Szegedy et al. (2017), Figures 3 to 9. A block is a list of branches, a branch a chain of
-convolutions (outputs, height, width); "pool" stands for a pooling.
+Szegedy et al. (2017), Figures 3 to 9. A block is a list of branches. A branch is a chain of
+convolutions, written as (outputs, height, width).
 """
 
 import torch
@@ -11,8 +11,8 @@ from gradwire.workbench.models.initialise import kaiming_
 from gradwire.workbench.models.spec import ModelSpec
 
 
-class Conv(nn.Sequential):
-    """A convolution without bias, batch norm, ReLU. Only strided ones and the stem are unpadded."""
+class _Conv(nn.Sequential):
+    """A convolution without bias, batch norm, ReLU; padded unless strided or `pad=False`."""
 
     def __init__(
         self, inputs: int, outputs: int, height: int, width: int, stride: int = 1, pad: bool = True
@@ -22,21 +22,24 @@ class Conv(nn.Sequential):
         super().__init__(convolution, nn.BatchNorm2d(outputs, eps=1e-3), nn.ReLU())
 
 
-Step = tuple[int, int, int]
+Convolution = tuple[int, int, int]
+"""(outputs, height, width)"""
 
 
-def chain(inputs: int, *steps: Step, stride: int = 1, pad: bool = True) -> nn.Sequential:
-    """Convolutions one after the other, the last with `stride`."""
+def _chain(
+    inputs: int, *convolutions: Convolution, stride: int = 1, pad: bool = True
+) -> nn.Sequential:
+    """Return convolutions one after the other; the last has the `stride`."""
     layers = []
-    for i, (outputs, height, width) in enumerate(steps):
-        last = stride if i == len(steps) - 1 else 1
-        layers.append(Conv(inputs, outputs, height, width, last, pad))
+    for i, (outputs, height, width) in enumerate(convolutions):
+        last = stride if i == len(convolutions) - 1 else 1
+        layers.append(_Conv(inputs, outputs, height, width, last, pad))
         inputs = outputs
     return nn.Sequential(*layers)
 
 
-class Branches(nn.Module):
-    """The outputs of several branches on the same input, side by side."""
+class _Branches(nn.Module):
+    """Several branches on the same input; their outputs are joined along the channels."""
 
     def __init__(self, *branches: nn.Module) -> None:
         super().__init__()
@@ -46,75 +49,79 @@ class Branches(nn.Module):
         return torch.cat([branch(x) for branch in self.branches], dim=1)
 
 
-def pooled(inputs: int, outputs: int) -> nn.Sequential:
-    """The mean of each pixel's surroundings, then a 1 x 1 convolution."""
+def _pooled(inputs: int, outputs: int) -> nn.Sequential:
+    """Return a 3 x 3 mean pooling, then a 1 x 1 convolution."""
     mean = nn.AvgPool2d(3, stride=1, padding=1, count_include_pad=False)
-    return nn.Sequential(mean, Conv(inputs, outputs, 1, 1))
+    return nn.Sequential(mean, _Conv(inputs, outputs, 1, 1))
 
 
-def stem() -> nn.Sequential:
-    """299 x 299 x 3 to 35 x 35 x 384."""
-    top = Conv(3, 32, 3, 3, stride=2), Conv(32, 32, 3, 3, pad=False), Conv(32, 64, 3, 3)
-    first = Branches(nn.MaxPool2d(3, 2), Conv(64, 96, 3, 3, stride=2))
-    second = Branches(
-        nn.Sequential(Conv(160, 64, 1, 1), Conv(64, 96, 3, 3, pad=False)),
+def _stem() -> nn.Sequential:
+    """Return the layers from 299 x 299 x 3 to 35 x 35 x 384."""
+    first_convolutions = (
+        _Conv(3, 32, 3, 3, stride=2),
+        _Conv(32, 32, 3, 3, pad=False),
+        _Conv(32, 64, 3, 3),
+    )
+    first = _Branches(nn.MaxPool2d(3, 2), _Conv(64, 96, 3, 3, stride=2))
+    second = _Branches(
+        nn.Sequential(_Conv(160, 64, 1, 1), _Conv(64, 96, 3, 3, pad=False)),
         nn.Sequential(
-            *chain(160, (64, 1, 1), (64, 1, 7), (64, 7, 1)), Conv(64, 96, 3, 3, pad=False)
+            *_chain(160, (64, 1, 1), (64, 1, 7), (64, 7, 1)), _Conv(64, 96, 3, 3, pad=False)
         ),
     )
-    third = Branches(Conv(192, 192, 3, 3, stride=2), nn.MaxPool2d(3, 2))
-    return nn.Sequential(*top, first, second, third)
+    third = _Branches(_Conv(192, 192, 3, 3, stride=2), nn.MaxPool2d(3, 2))
+    return nn.Sequential(*first_convolutions, first, second, third)
 
 
-def block_a() -> Branches:
-    """35 x 35 x 384 to the same."""
-    return Branches(
-        chain(384, (96, 1, 1)),
-        chain(384, (64, 1, 1), (96, 3, 3)),
-        chain(384, (64, 1, 1), (96, 3, 3), (96, 3, 3)),
-        pooled(384, 96),
+def _block_a() -> _Branches:
+    """Return a block A: 35 x 35 x 384 to the same size."""
+    return _Branches(
+        _chain(384, (96, 1, 1)),
+        _chain(384, (64, 1, 1), (96, 3, 3)),
+        _chain(384, (64, 1, 1), (96, 3, 3), (96, 3, 3)),
+        _pooled(384, 96),
     )
 
 
-def reduction_a() -> Branches:
-    """35 x 35 x 384 to 17 x 17 x 1024."""
-    return Branches(
-        chain(384, (384, 3, 3), stride=2),
-        chain(384, (192, 1, 1), (224, 3, 3), (256, 3, 3), stride=2),
+def _reduction_a() -> _Branches:
+    """Return the reduction from 35 x 35 x 384 to 17 x 17 x 1024."""
+    return _Branches(
+        _chain(384, (384, 3, 3), stride=2),
+        _chain(384, (192, 1, 1), (224, 3, 3), (256, 3, 3), stride=2),
         nn.MaxPool2d(3, 2),
     )
 
 
-def block_b() -> Branches:
-    """17 x 17 x 1024 to the same."""
-    return Branches(
-        chain(1024, (384, 1, 1)),
-        chain(1024, (192, 1, 1), (224, 1, 7), (256, 7, 1)),
-        chain(1024, (192, 1, 1), (192, 7, 1), (224, 1, 7), (224, 7, 1), (256, 1, 7)),
-        pooled(1024, 128),
+def _block_b() -> _Branches:
+    """Return a block B: 17 x 17 x 1024 to the same size."""
+    return _Branches(
+        _chain(1024, (384, 1, 1)),
+        _chain(1024, (192, 1, 1), (224, 1, 7), (256, 7, 1)),
+        _chain(1024, (192, 1, 1), (192, 7, 1), (224, 1, 7), (224, 7, 1), (256, 1, 7)),
+        _pooled(1024, 128),
     )
 
 
-def reduction_b() -> Branches:
-    """17 x 17 x 1024 to 8 x 8 x 1536."""
-    return Branches(
-        chain(1024, (192, 1, 1), (192, 3, 3), stride=2),
-        chain(1024, (256, 1, 1), (256, 1, 7), (320, 7, 1), (320, 3, 3), stride=2),
+def _reduction_b() -> _Branches:
+    """Return the reduction from 17 x 17 x 1024 to 8 x 8 x 1536."""
+    return _Branches(
+        _chain(1024, (192, 1, 1), (192, 3, 3), stride=2),
+        _chain(1024, (256, 1, 1), (256, 1, 7), (320, 7, 1), (320, 3, 3), stride=2),
         nn.MaxPool2d(3, 2),
     )
 
 
-def block_c() -> Branches:
-    """8 x 8 x 1536 to the same."""
+def _block_c() -> _Branches:
+    """Return a block C: 8 x 8 x 1536 to the same size."""
 
-    def split(inputs: int) -> Branches:
-        return Branches(Conv(inputs, 256, 1, 3), Conv(inputs, 256, 3, 1))
+    def split(inputs: int) -> _Branches:
+        return _Branches(_Conv(inputs, 256, 1, 3), _Conv(inputs, 256, 3, 1))
 
-    return Branches(
-        chain(1536, (256, 1, 1)),
-        nn.Sequential(chain(1536, (384, 1, 1)), split(384)),
-        nn.Sequential(chain(1536, (384, 1, 1), (448, 3, 1), (512, 1, 3)), split(512)),
-        pooled(1536, 256),
+    return _Branches(
+        _chain(1536, (256, 1, 1)),
+        nn.Sequential(_chain(1536, (384, 1, 1)), split(384)),
+        nn.Sequential(_chain(1536, (384, 1, 1), (448, 3, 1), (512, 1, 3)), split(512)),
+        _pooled(1536, 256),
     )
 
 
@@ -124,12 +131,12 @@ class InceptionV4(nn.Module):
     def __init__(self, classes: int) -> None:
         super().__init__()
         self.features = nn.Sequential(
-            stem(),
-            *(block_a() for _ in range(4)),
-            reduction_a(),
-            *(block_b() for _ in range(7)),
-            reduction_b(),
-            *(block_c() for _ in range(3)),
+            _stem(),
+            *(_block_a() for _ in range(4)),
+            _reduction_a(),
+            *(_block_b() for _ in range(7)),
+            _reduction_b(),
+            *(_block_c() for _ in range(3)),
         )
         self.drop = nn.Dropout(0.2)
         self.linear = nn.Linear(1536, classes)
@@ -139,7 +146,7 @@ class InceptionV4(nn.Module):
 
 
 def inception_v4(classes: int = 1000) -> nn.Module:
-    """Inception-v4 for 299 x 299 images; the mean at the end takes others too."""
+    """Return Inception-v4 for 299 x 299 images; other sizes work too, because it ends in a mean."""
     return kaiming_(InceptionV4(classes))
 
 

@@ -1,11 +1,13 @@
-"""Starting weights."""
+"""Initial weights of the networks. Each function changes its model in place, and returns it."""
 
 from torch import nn
 
 
 def xavier_(model: nn.Module) -> nn.Module:
-    """`model` with Xavier-uniform weights and zero biases in its linear and convolution layers,
-    and in the four gates of its LSTM layers."""
+    """Set weights to Xavier-uniform and biases to zero, in linear, convolution and LSTM layers.
+
+    Each of the four gates of an LSTM is one matrix to the Xavier bound.
+    """
     for layer in model.modules():
         if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d):
             nn.init.xavier_uniform_(layer.weight)
@@ -22,7 +24,7 @@ def xavier_(model: nn.Module) -> nn.Module:
 
 
 def kaiming_(model: nn.Module) -> nn.Module:
-    """`model` with Kaiming-normal convolutions (fan out, ReLU) and Xavier-uniform linear layers."""
+    """Set convolutions to Kaiming-normal (fan out, ReLU) and linear layers to Xavier-uniform."""
     xavier_(model)
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d):
@@ -31,7 +33,7 @@ def kaiming_(model: nn.Module) -> nn.Module:
 
 
 def uniform_(model: nn.Module, bound: float) -> nn.Module:
-    """`model` with every parameter uniform in [-bound, bound]."""
+    """Set every parameter to uniform values in [-bound, bound]."""
     for values in model.parameters():
         nn.init.uniform_(values, -bound, bound)
     return model

@@ -7,7 +7,10 @@ from gradwire.workbench.models.spec import Embedded, ModelSpec
 
 
 def lenet5(classes: int = 10) -> nn.Module:
-    """Two convolutions, three linear layers; the padding makes 28 x 28 the original's 32 x 32."""
+    """Return LeNet-5: two convolutions, three linear layers.
+
+    The first layer's padding makes 28 x 28 pixels the 32 x 32 of the original.
+    """
     return xavier_(
         nn.Sequential(
             nn.Conv2d(1, 6, kernel_size=5, padding=2),

@@ -1,7 +1,7 @@
 """LSTM-AN4: speech to letters with CTC, 27,569,568 parameters.
 
-Deep Speech 2 (Amodei et al. 2016) without the second direction: two convolutions over the
-spectrogram, five LSTM layers of 800, a look-ahead convolution that sees 20 frames of the future.
+Deep Speech 2 (Amodei et al. 2016) in one direction only. Two convolutions over the spectrogram,
+five LSTM layers of 800, and a look-ahead convolution that sees 20 frames of the future.
 """
 
 import torch
@@ -12,18 +12,19 @@ from gradwire.workbench.models.initialise import xavier_
 from gradwire.workbench.models.spec import Embedded, ModelSpec
 
 BINS, CLASSES, CONTEXT = 161, 29, 20
-TOP = 20.0
+CEILING = 20.0
+"""The largest value after an activation, as in Deep Speech 2."""
 
 
 class Norm(nn.BatchNorm1d):
-    """Batch norm of [n, time, features], over n and time."""
+    """Batch norm of [n, time, features] over n and time."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.flatten(0, 1)).view_as(x)
 
 
 class Convolution(nn.Module):
-    """A convolution of [n, channels, bins, frames] with batch norm; zero beyond each length."""
+    """A convolution of [n, channels, bins, frames] with batch norm; zero past an example's end."""
 
     def __init__(self, inputs: int, outputs: int, bins: int, stride: int) -> None:
         super().__init__()
@@ -33,19 +34,19 @@ class Convolution(nn.Module):
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         lengths = torch.div(lengths - 1, self.stride, rounding_mode="floor") + 1
-        x = F.hardtanh(self.norm(mask(self.conv(x), lengths)), 0, TOP)
-        return mask(x, lengths), lengths
+        x = F.hardtanh(self.norm(_mask(self.conv(x), lengths)), 0, CEILING)
+        return _mask(x, lengths), lengths
 
 
-def mask(x: Tensor, lengths: Tensor) -> Tensor:
-    """x [n, ..., frames] with zeros in the frames beyond each example's length."""
+def _mask(x: Tensor, lengths: Tensor) -> Tensor:
+    """Return x [n, ..., frames] with zeros in the frames past each example's end."""
     frames = torch.arange(x.shape[-1], dtype=torch.int64, device=x.device)
     inside = frames < lengths[:, None]
     return x * inside.view(len(x), *[1] * (x.dim() - 2), -1)
 
 
 class LookAhead(nn.Module):
-    """Each feature's own weighted sum of this frame and the next `context`."""
+    """A weighted sum of each frame and the next `context` frames; each feature has its weights."""
 
     def __init__(self, features: int, context: int) -> None:
         super().__init__()
@@ -53,12 +54,12 @@ class LookAhead(nn.Module):
         self.conv = nn.Conv1d(features, features, context + 1, groups=features, bias=False)
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        ahead = F.pad(mask(x.transpose(1, 2), lengths), (0, self.context))
-        return F.hardtanh(self.conv(ahead).transpose(1, 2), 0, TOP)
+        ahead = F.pad(_mask(x.transpose(1, 2), lengths), (0, self.context))
+        return F.hardtanh(self.conv(ahead).transpose(1, 2), 0, CEILING)
 
 
 class SpeechModel(nn.Module):
-    """Scores of each letter in each frame: ([n, 161, frames], lengths) to ([n, t, 29], lengths)."""
+    """A network that scores letters: ([n, 161, frames], lengths) to ([n, t, 29], lengths)."""
 
     def __init__(self, classes: int, hidden: int, layers: int, channels: int) -> None:
         super().__init__()
@@ -73,7 +74,7 @@ class SpeechModel(nn.Module):
         self.linear = nn.Linear(hidden, classes, bias=False)
 
     def forward(self, sound: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        x, lengths = self.conv1(mask(sound[:, None], lengths), lengths)
+        x, lengths = self.conv1(_mask(sound[:, None], lengths), lengths)
         x, lengths = self.conv2(x, lengths)
         x = x.flatten(1, 2).transpose(1, 2)
         for norm, lstm in zip([nn.Identity(), *self.norms], self.lstms, strict=True):
@@ -84,7 +85,7 @@ class SpeechModel(nn.Module):
 def lstm_an4(
     classes: int = CLASSES, hidden: int = 800, layers: int = 5, channels: int = 32
 ) -> nn.Module:
-    """The speech model: blank, letters, space and apostrophe."""
+    """Return the speech model; its classes are blank, letters, space and apostrophe."""
     return xavier_(SpeechModel(classes, hidden, layers, channels))
 
 

@@ -1,8 +1,9 @@
 """LSTM-PTB: a word model of two layers of 1500, 66,034,000 parameters with 10,000 words.
 
-Zaremba et al. (2014), "large", with dropout 0.65; the embedding and the decoder share nothing. Shi
-et al. (2019) say momentum 0.9 of all their networks; their code has none here. With it, at their
-learning rate of 22, the loss does not fall, and nearly all of the gradient is in a few entries.
+The "large" network of Zaremba et al. (2014) with dropout 0.65; embedding and decoder share no
+weights. Shi et al. (2019) give momentum 0.9 for all their networks, but their code uses none for
+this network. With momentum 0.9 at their learning rate of 22, the loss does not fall, and nearly all
+of the gradient is in a few entries.
 """
 
 from torch import Tensor, nn
@@ -12,9 +13,9 @@ from gradwire.workbench.models.spec import Embedded, ModelSpec
 
 
 class WordModel(nn.Module):
-    """The scores of the next word after each word: tokens [n, time] to scores [n, time, words].
+    """A network that scores the next word: tokens [n, time] to scores [n, time, words].
 
-    Every window starts from a zero state: a step depends on nothing but its own examples.
+    Each window starts from a zero state, so a step depends on nothing but its examples.
     """
 
     def __init__(self, words: int, hidden: int, layers: int, dropout: float) -> None:
@@ -32,7 +33,7 @@ class WordModel(nn.Module):
 def lstm_ptb(
     words: int = 10_000, hidden: int = 1500, layers: int = 2, dropout: float = 0.65
 ) -> nn.Module:
-    """The word model, its weights uniform in [-0.04, 0.04] (wider for fewer units)."""
+    """Return the word model, with uniform weights in [-0.04, 0.04], or wider for fewer units."""
     return uniform_(WordModel(words, hidden, layers, dropout), bound=0.04 * (1500 / hidden) ** 0.5)
 
 

@@ -1,7 +1,8 @@
 """ResNet-20 for 32 x 32 images: 269,722 parameters.
 
-The shortcuts have no parameters (option A of the paper): where the shape changes, every second
-pixel is taken and the new channels are zero. A projection there would make 272,474.
+The shortcuts have no parameters (option A of the paper). Where the shape changes, a shortcut takes
+every second pixel and sets the new channels to zero. With projections there would be 272,474
+parameters.
 """
 
 import torch.nn.functional as F
@@ -11,19 +12,19 @@ from gradwire.workbench.models.initialise import kaiming_
 from gradwire.workbench.models.spec import Embedded, ModelSpec
 
 
-def conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
-    """A 3 x 3 convolution that keeps the image size (but for the stride), without bias."""
+def _conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
+    """Return a padded 3 x 3 convolution without bias; with stride 1 it keeps the image's size."""
     return nn.Conv2d(inputs, outputs, kernel_size=3, stride=stride, padding=1, bias=False)
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Two convolutions and a shortcut around them."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = conv3x3(inputs, outputs, stride)
+        self.conv1 = _conv3x3(inputs, outputs, stride)
         self.norm1 = nn.BatchNorm2d(outputs)
-        self.conv2 = conv3x3(outputs, outputs)
+        self.conv2 = _conv3x3(outputs, outputs)
         self.norm2 = nn.BatchNorm2d(outputs)
         self.stride = stride
         self.extra = outputs - inputs
@@ -33,7 +34,7 @@ class Block(nn.Module):
         return F.relu(out + self.shortcut(x))
 
     def shortcut(self, x: Tensor) -> Tensor:
-        """`x` in the shape of the block's output."""
+        """Return `x` in the shape of the block's output."""
         if self.stride == 1 and self.extra == 0:
             return x
         half = self.extra // 2
@@ -45,12 +46,12 @@ class ResNet(nn.Module):
 
     def __init__(self, blocks: int, classes: int) -> None:
         super().__init__()
-        self.conv = conv3x3(3, 16)
+        self.conv = _conv3x3(3, 16)
         self.norm = nn.BatchNorm2d(16)
         stages = [(16, 16, 1), (16, 32, 2), (32, 64, 2)]
         self.stages = nn.Sequential(
             *(
-                Block(inputs if i == 0 else outputs, outputs, stride if i == 0 else 1)
+                ResidualBlock(inputs if i == 0 else outputs, outputs, stride if i == 0 else 1)
                 for inputs, outputs, stride in stages
                 for i in range(blocks)
             )
@@ -63,7 +64,7 @@ class ResNet(nn.Module):
 
 
 def resnet20(classes: int = 10) -> nn.Module:
-    """The 20-layer residual network for CIFAR-10."""
+    """Return the 20-layer residual network for CIFAR-10."""
     return kaiming_(ResNet(blocks=3, classes=classes))
 
 

@@ -1,4 +1,4 @@
-"""What `train` needs to know about a network besides its code."""
+"""The recipe of a network: everything that `train` needs besides the code."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -9,11 +9,12 @@ from torch import nn
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """One network and the published recipe it is trained with.
+    """A network and its published recipe.
 
-    `batch` is per worker. `clip` is the largest norm of an averaged gradient, 0 for any. `task`
-    says what is learned: "classify", "language", "speech", or "" for a network that is here for
-    its size alone. `data` are the data sets it is trained on, the usual one first.
+    parameters: the number of trained entries. shape: that of one input. batch: examples per worker.
+    clip: the largest norm of an averaged gradient, 0 for no limit. task: "classify", "language",
+    "speech", or "" for a network that is not trained here. data: the data sets to train on,
+    the usual one first. embedded: the recipe on a data set without files.
     """
 
     name: str
@@ -32,14 +33,17 @@ class ModelSpec:
     embedded: "Embedded | None" = None
 
     def build(self, **kw: object) -> nn.Module:
-        """The network with fresh weights, drawn from torch's global generator."""
+        """Return the network with fresh weights, drawn from torch's global generator."""
         return self.make(**kw)
 
 
 @dataclass(frozen=True)
 class Embedded:
-    """The recipe on the data that needs no files, where the published values would make a few
-    hundred short steps do the work of tens of thousands. `size` makes the network small."""
+    """The recipe of a network on a data set that needs no files.
+
+    The published values are made for tens of thousands of steps; training here takes a few hundred.
+    size: keywords that make the network small.
+    """
 
     data: str
     batch: int

@@ -1,7 +1,7 @@
-"""VGG-16: for CIFAR-10 with batch norm (14,728,266 parameters), for ImageNet without (138,357,544).
+"""VGG-16: with batch norm for CIFAR-10 (14,728,266 parameters), without for ImageNet (138,357,544).
 
-Simonyan and Zisserman (2015), configuration D. For 32 x 32 images five poolings leave one pixel, so
-one 512-10 layer is the whole classifier.
+Simonyan and Zisserman (2015), configuration D. Of a 32 x 32 image five poolings leave one pixel, so
+the classifier is a single 512-10 layer.
 """
 
 from torch import Tensor, nn
@@ -13,8 +13,8 @@ STAGES = ((1, 2), (2, 2), (4, 3), (8, 3), (8, 3))
 """Width, as a multiple of the first, and number of convolutions before each pooling."""
 
 
-def convolutions(width: int, norm: bool) -> tuple[nn.Sequential, int]:
-    """The 13 convolutions, and the channels that leave them."""
+def _convolutions(width: int, norm: bool) -> tuple[nn.Sequential, int]:
+    """Return the 13 convolutions, and the number of channels that leave the last."""
     layers: list[nn.Module] = []
     inputs = 3
     for factor, count in STAGES:
@@ -29,8 +29,8 @@ def convolutions(width: int, norm: bool) -> tuple[nn.Sequential, int]:
 
 
 def vgg16_cifar(classes: int = 10, width: int = 64) -> nn.Module:
-    """VGG-16 with batch norm for 32 x 32 images; `width` is that of the first convolution."""
-    features, outputs = convolutions(width, norm=True)
+    """Return VGG-16 with batch norm for 32 x 32 images; `width`: of the first convolution."""
+    features, outputs = _convolutions(width, norm=True)
     return kaiming_(nn.Sequential(features, nn.Flatten(), nn.Linear(outputs, classes)))
 
 
@@ -39,7 +39,7 @@ class VGG16(nn.Module):
 
     def __init__(self, classes: int) -> None:
         super().__init__()
-        self.features, outputs = convolutions(64, norm=False)
+        self.features, outputs = _convolutions(64, norm=False)
         self.pool = nn.AdaptiveAvgPool2d(7)
         self.classifier = nn.Sequential(
             nn.Linear(outputs * 49, 4096),
@@ -56,7 +56,7 @@ class VGG16(nn.Module):
 
 
 def vgg16(classes: int = 1000) -> nn.Module:
-    """VGG-16 for ImageNet."""
+    """Return VGG-16 for ImageNet."""
     return kaiming_(VGG16(classes))
 
 

@@ -1,4 +1,4 @@
-"""A network's work by name, for the planner: the multiplications of each of its parameters."""
+"""The work of a network by name, for the planner: the multiplications of each parameter."""
 
 from functools import lru_cache
 from typing import Any
@@ -9,19 +9,25 @@ from torch import Tensor, nn
 from gradwire.errors import ConfigError
 from gradwire.plan.machine import Machine
 from gradwire.plan.workload import Shapes, Workload, check_seconds, shares_of
-from gradwire.workbench.models import ModelSpec, spec
+from gradwire.workbench.models import ModelSpec, model_spec
 
 FRAMES = 200
-"""Of a spoken sentence, where the network has no fixed input."""
+"""Frames of a spoken sentence, for a network that takes inputs of any length."""
 
 
-def by_name(name: str, device: Machine, batch: int | None, seconds: float | None) -> Workload:
-    """A network by name; its seconds, unless given, are FLOP / sustained FLOP/s."""
-    found = spec(name)
-    batch = found.batch if batch is None else batch
+def workload_by_name(
+    name: str, device: Machine, batch: int | None, seconds: float | None
+) -> Workload:
+    """Return the workload of the network `name`; seconds: of one step, computed if None.
+
+    The computed seconds are the network's FLOP / the device's sustained FLOP/s.
+    """
+    spec = model_spec(name)
+    batch = spec.batch if batch is None else batch
     if batch < 1:
         raise ConfigError(f"batch must be at least 1, got {batch}")
     shapes, macs = _profile(name)
+    # A multiplication comes with an addition (2); the backward pass costs two forward passes (3).
     flops = 3 * 2 * batch * sum(macs)
     return Workload(
         name,
@@ -34,28 +40,28 @@ def by_name(name: str, device: Machine, batch: int | None, seconds: float | None
 
 @lru_cache(maxsize=16)
 def _profile(name: str) -> tuple[Shapes, tuple[float, ...]]:
-    """Shape and multiplications of each parameter, the last layer's first."""
-    found = spec(name)
+    """Return shape and multiplications of each parameter, the last layer first."""
+    spec = model_spec(name)
     with torch.device("meta"):
-        model = found.build()
-    macs = _macs(model, found)
-    own = [(n, tuple(p.shape)) for n, p in model.named_parameters() if p.requires_grad][::-1]
-    return tuple(shape for _, shape in own), tuple(macs.get(name, 0.0) for name, _ in own)
+        model = spec.build()
+    macs = _multiplications(model, spec)
+    shapes = [(n, tuple(p.shape)) for n, p in model.named_parameters() if p.requires_grad][::-1]
+    return tuple(shape for _, shape in shapes), tuple(macs.get(name, 0.0) for name, _ in shapes)
 
 
-def _macs(model: nn.Module, found: ModelSpec) -> dict[str, float]:
-    """Multiplications of one example's forward pass, by name of the weight."""
-    out: dict[str, float] = {}
+def _multiplications(model: nn.Module, spec: ModelSpec) -> dict[str, float]:
+    """Count the multiplications of one example's forward pass, by the name of the weight."""
+    counts: dict[str, float] = {}
     handles = []
 
     def count(name: str) -> Any:
         def hook(module: nn.Module, _: Any, output: Any) -> None:
             y = output[0] if isinstance(output, tuple) else output
             channels = y.shape[-1] if not isinstance(module, nn.Conv1d | nn.Conv2d) else y.shape[1]
-            for own, parameter in module.named_parameters(recurse=False):
+            for parameter_name, parameter in module.named_parameters(recurse=False):
                 if parameter.dim() > 1:
-                    key = f"{name}.{own}" if name else own
-                    out[key] = out.get(key, 0.0) + parameter.numel() * (y.numel() // channels)
+                    key = f"{name}.{parameter_name}" if name else parameter_name
+                    counts[key] = counts.get(key, 0.0) + parameter.numel() * (y.numel() // channels)
 
         return hook
 
@@ -63,16 +69,16 @@ def _macs(model: nn.Module, found: ModelSpec) -> dict[str, float]:
         if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Linear | nn.LSTM):
             handles.append(module.register_forward_hook(count(name)))
     with torch.no_grad():
-        model.eval()(*_inputs(found, next(model.parameters()).dtype))
+        model.eval()(*_example_inputs(spec, next(model.parameters()).dtype))
     for handle in handles:
         handle.remove()
-    return out
+    return counts
 
 
-def _inputs(found: ModelSpec, dtype: torch.dtype) -> list[Tensor]:
-    if found.task == "language":
-        return [torch.zeros(1, *found.shape, dtype=torch.long, device="meta")]
-    if found.task == "speech":
+def _example_inputs(spec: ModelSpec, dtype: torch.dtype) -> list[Tensor]:
+    if spec.task == "language":
+        return [torch.zeros(1, *spec.shape, dtype=torch.long, device="meta")]
+    if spec.task == "speech":
         lengths = torch.full((1,), FRAMES, dtype=torch.int64, device="meta")
-        return [torch.zeros(1, *found.shape, FRAMES, dtype=dtype, device="meta"), lengths]
-    return [torch.zeros(1, *found.shape, dtype=dtype, device="meta")]
+        return [torch.zeros(1, *spec.shape, FRAMES, dtype=dtype, device="meta"), lengths]
+    return [torch.zeros(1, *spec.shape, dtype=dtype, device="meta")]

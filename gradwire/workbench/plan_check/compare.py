@@ -13,7 +13,7 @@ from gradwire.plan.network import LATENCY, Network
 from gradwire.plan.powersgd import powersgd_rank
 from gradwire.plan.predict import Prediction, Way, predict
 from gradwire.plan.work import Work
-from gradwire.workbench.models.workload import by_name
+from gradwire.workbench.models.workload import workload_by_name
 
 TORCH = {"dense": Way("dense", "dense"), "bf16": Way("dense", "dense-bf16")}
 """PyTorch's own hooks, which send the same bytes."""
@@ -82,7 +82,7 @@ def compare(rows: Iterable[Row]) -> list[Compared]:
         if way is None or not row["seconds"]:
             continue
         ranks, link = row["ranks"], row["link"]["measured"] / 8
-        load = by_name(row["model"], MACHINES["cpu"], None, computing)
+        load = workload_by_name(row["model"], MACHINES["cpu"], None, computing)
         network = Network(ranks, ranks, link, row["link"].get("latency") or LATENCY)
         own = alone.get(_key(row))
         found = predict(

@@ -18,7 +18,7 @@ from gradwire.accumulate.schedule import entry_count
 from gradwire.encode import Encoding
 from gradwire.exchange import EXCHANGES
 from gradwire.plan.network import Network
-from gradwire.workbench.models import spec
+from gradwire.workbench.models import model_spec
 
 WORKERS, NODES, DENSITY = 16, 4, 0.001
 METHODS = ("dense", "topk", "dgc", "gaussiank")
@@ -97,7 +97,7 @@ def predict(model: str, method: str, constants: Constants) -> float:
 
 def _features(model: str, method: str) -> np.ndarray:
     """Bytes on a node's link, 1, and the entries that this method looks at."""
-    size = spec(model).parameters
+    size = model_spec(model).parameters
     exchange = "dense" if method == "dense" else "allgather"
     network = Network(WORKERS, NODES, rate=1.0)
     found = EXCHANGES[exchange].legs_on(network, size, entry_count(DENSITY, size), Encoding())

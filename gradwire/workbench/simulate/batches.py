@@ -30,7 +30,7 @@ class Batches:
             cut = self._data.training_batch(indices, seed=0)  # of text nothing is drawn
         else:
             drawn = self._draws[offset].flatten(0, 1) if self._data.augment else None
-            cut = self._data.cut(indices, drawn)
+            cut = self._data.cut_batch(indices, drawn)
         return [part.unflatten(0, self._order[offset].shape) for part in cut]
 
     def _begin(self, epoch: int) -> None:
@@ -47,6 +47,6 @@ class Batches:
         seeds = [
             [blake2b_seed(shard.seed, epoch, step, r) for r in ranks] for step in range(shard.steps)
         ]
-        drawn = [data.draw(seed, shard.batch) for row in seeds for seed in row]
+        drawn = [data.draw_crops(seed, shard.batch) for row in seeds for seed in row]
         found = torch.stack([part for part in drawn if part is not None])
         return found.unflatten(0, (shard.steps, len(ranks)))

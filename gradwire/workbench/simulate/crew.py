@@ -247,9 +247,9 @@ class Crew:
 
 def examples(options: Options) -> Data:
     """The data that the options name, which are read once."""
-    return _load(options.data, options.data_dir, models.spec(options.model).shape)
+    return _load(options.data, options.data_dir, models.model_spec(options.model).shape)
 
 
 @lru_cache(maxsize=1)
 def _load(name: str, folder: str | None, shape: tuple[int, ...]) -> Data:
-    return datasets.load(name, folder, shape)
+    return datasets.load_dataset(name, folder, shape)

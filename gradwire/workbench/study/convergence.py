@@ -105,7 +105,7 @@ def measure(settings: Settings, cell: Cell) -> list[Row]:
         for epoch in range(len(rows) + 1, options.epochs + 1):
             rates = [options.lr * cosine((crew.steps + i) / total) for i in range(crew.epoch_steps)]
             loss = torch.stack([crew.step(lr) for lr in rates]).mean()
-            row = {"task": models.spec(model).task, "epoch": epoch, "loss": float(loss)}
+            row = {"task": models.model_spec(model).task, "epoch": epoch, "loss": float(loss)}
             row |= {"score": crew.score(), "bytes": crew.bytes_sent, "d": crew.entries}
             row |= {"residual_bytes": crew.residual_bytes, "activations": crew.activations}
             rows.append(cell | row)
@@ -134,7 +134,7 @@ def page(rows: Sequence[Row]) -> Page:
 
 def _says(model: str, epochs: int, runs: Runs) -> str:
     """Who comes closest to dense, and who stays farthest."""
-    task = TASKS[models.spec(model).task]
+    task = TASKS[models.model_spec(model).task]
     gaps = {name: mean(_gaps(runs, name)) for name in runs if name != "dense" and _gaps(runs, name)}
     if not gaps:
         return f"{model}, {epochs} epochs, has no pair of runs yet."
@@ -159,7 +159,7 @@ def words(gap: float, task: Task) -> str:
 
 def _chart(model: str, epochs: int, runs: Runs, x: str) -> Chart:
     """The mean over seeds."""
-    task, lines = TASKS[models.spec(model).task], []
+    task, lines = TASKS[models.model_spec(model).task], []
     percent = 1 if task.measure == "test perplexity" else 100
     for name, seeds in runs.items():
         steps = list(zip(*seeds.values(), strict=False))
@@ -181,7 +181,7 @@ def _colour(name: str) -> str:
 
 
 def _table(model: str, runs: Runs) -> Table:
-    task = TASKS[models.spec(model).task]
+    task = TASKS[models.model_spec(model).task]
     body, count = [], max(map(len, runs.values()))
     for name, seeds in runs.items():
         last = [rows[-1] for rows in seeds.values()]

@@ -48,7 +48,7 @@ def cells(settings: Settings) -> list[Cell]:
 
 def measure(settings: Settings, cell: Cell) -> list[Row]:
     """A row for every eighth of the run: the histogram and the shape of worker 1's u."""
-    spec = models.spec(cell["model"])
+    spec = models.model_spec(cell["model"])
     given = {"model": spec.name, "method": cell["method"], "workers": cell["workers"]}
     given |= {"density": DENSITY, "seed": settings.seed, "device": settings.device}
     if settings.small and spec.task == "classify":

@@ -73,8 +73,8 @@ def follow(settings: Settings, cell: Cell, recipe: Recipe, steps: int) -> Iterat
     bytes are those that all workers sent, dense those of a dense all-reduce at every step.
     """
     options = options_of(settings, cell, recipe)
-    shape = models.spec(options.model).shape
-    text = data.load(options.data, options.data_dir, shape)
+    shape = models.model_spec(options.model).shape
+    text = data.load_dataset(options.data, options.data_dir, shape)
     with repeatable(settings):
         crew = Crew(options, text)
         if recipe.local is not None:

@@ -9,7 +9,7 @@ from gradwire.plan.predict import Way
 from gradwire.plan.workload import by_count
 from gradwire.workbench.bench.job import Job
 from gradwire.workbench.bench.start import bench_step
-from gradwire.workbench.models.workload import by_name
+from gradwire.workbench.models.workload import workload_by_name
 from gradwire.workbench.plan_check import paper
 from gradwire.workbench.plan_check.compare import compare
 from gradwire.workbench.report.chart import GREY, Chart, Line
@@ -67,7 +67,7 @@ def _grown(what: str, workers: int) -> list[Row]:
         network = Network(workers, workers, link_rate(LARGE_LINK), LARGE_LATENCY)
     else:
         device = find_machine(GPU)
-        load = by_name(what, device, None, paper.compute(what))
+        load = workload_by_name(what, device, None, paper.compute(what))
         network = Network(workers, workers // LOCAL, link_rate(LINK))
     names = [w.name for w in WAYS if w.method != "dense"]
     kinds = [("bf16", "packed"), ("bf16", "int32")]

@@ -139,7 +139,7 @@ def _train(settings: Settings, cell: Cell) -> list[Row]:
     if cell["recipe"] in SKETCHES:
         given["method_options"] = (f"ratio={cell['ratio']:g}",)
     if cell["recipe"] == "topk/gtopk":
-        size, workers = models.spec(run["model"]).parameters, cell["workers"]
+        size, workers = models.model_spec(run["model"]).parameters, cell["workers"]
         given["density"] = affordable(size, workers, spent(size, workers, cell["ratio"]))
     options = resolve(given)
     crew, rows = Crew.of(options), []

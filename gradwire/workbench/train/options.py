@@ -37,7 +37,7 @@ def _of_models(field: str) -> str:
     """Return a field of every model, on its own data and on the embedded data."""
     values = []
     for name in models.TRAINABLE:
-        spec = models.spec(name)
+        spec = models.model_spec(name)
         values.append(f"{name} {getattr(spec, field):g} / {getattr(spec.embedded, field):g}")
     return f"the model's, on its own data / on embedded data ({', '.join(values)})"
 
@@ -45,7 +45,7 @@ def _of_models(field: str) -> str:
 def _exceptions(field: str) -> str:
     """Return a field of the models that differ from most of the models, and that of the others."""
     usual = getattr(models.ModelSpec, field)
-    values = {name: getattr(models.spec(name), field) for name in models.TRAINABLE}
+    values = {name: getattr(models.model_spec(name), field) for name in models.TRAINABLE}
     others = [f"{name} {shown(value)}" for name, value in values.items() if value != usual]
     return f"{', '.join(others)}, others {shown(usual)}"
 
@@ -214,7 +214,7 @@ class Options:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "data", self._data())
-        optimizer = self.optimizer or models.spec(self.model).optimizer
+        optimizer = self.optimizer or models.model_spec(self.model).optimizer
         object.__setattr__(self, "optimizer", optimizer)
         config = self.config()
         for name in ("method", "exchange"):
@@ -317,7 +317,7 @@ class Options:
 
     def _data(self) -> str:
         """The data set: what was named, the model's own with a folder, the embedded one without."""
-        spec = models.spec(self.model)
+        spec = models.model_spec(self.model)
         if not spec.embedded:
             raise ConfigError(
                 f"model {self.model!r} is here for its size: there is no reader of its data. "
@@ -336,12 +336,12 @@ class Options:
     @property
     def task(self) -> Task:
         """What is learned."""
-        return TASKS[models.spec(self.model).task]
+        return TASKS[models.model_spec(self.model).task]
 
     @property
     def size(self) -> Mapping[str, Any]:
         """Keywords that make the network small where the data are."""
-        spec = models.spec(self.model)
+        spec = models.model_spec(self.model)
         return spec.embedded.size if self.embedded and spec.embedded else {}
 
     @property
@@ -379,7 +379,7 @@ def resolve(given: Mapping[str, Any], workers: int | None = None) -> Options:
     """
     # The studies still say `method_options`.
     chosen = {k: v for k, v in current_names(Options, given).items() if v is not None}
-    spec = models.spec(chosen.get("model", Options.model))
+    spec = models.model_spec(chosen.get("model", Options.model))
     chosen["device"] = pick_device(chosen.get("device", "auto"))
     gpus = torch.cuda.device_count() if chosen["device"] == "cuda" else 0
     if workers and chosen.get("workers", workers) != workers:

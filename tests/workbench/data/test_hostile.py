@@ -13,7 +13,7 @@ from gradwire.errors import ConfigError, StateError
 from gradwire.plan.rate import parse_rate
 from gradwire.workbench.bench.data import read_gradient
 from gradwire.workbench.data.an4 import load_an4, read_wav
-from gradwire.workbench.data.cifar10 import _batch
+from gradwire.workbench.data.cifar10 import _read_batch
 from gradwire.workbench.data.dataset import DataError
 from gradwire.workbench.data.idx import read_idx
 from gradwire.workbench.data.pickled import read_pickle
@@ -55,12 +55,12 @@ def test_a_list_of_utterances(tmp_path, line):
 
 def test_an_idx_file_that_is_empty_or_unpacks_to_too_much(tmp_path):
     header = bytes([0, 0, 8, 1])
-    for count, rest, words in (
+    for count, values, words in (
         (0, b"", "promises 0 values: from 1"),
         (2**32 - 1, b"", "promises 4294967295 values: from 1"),
         (10, bytes(1 << 26), "holds more bytes where its header promises 18"),
     ):
-        raw = gzip.compress(header + struct.pack(">I", count) + rest)
+        raw = gzip.compress(header + struct.pack(">I", count) + values)
         with pytest.raises(DataError, match=words):
             read_idx(put(tmp_path / "a.gz", raw), 1)
 
@@ -78,7 +78,7 @@ def test_a_pickle_that_would_take_all_memory(tmp_path):
         labels = [labels, labels]
     content = pickle.loads(cifar_batch(2, 0)) | {"labels": labels}
     with pytest.raises(DataError, match="its labels are not numbers"):
-        _batch(put(tmp_path / "batch", pickle.dumps(content, protocol=2)))
+        _read_batch(put(tmp_path / "batch", pickle.dumps(content, protocol=2)))
     assert time.process_time() - begin < 20
 
 

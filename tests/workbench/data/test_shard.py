@@ -27,10 +27,10 @@ def test_ranks_have_equal_steps_and_no_example_twice(size, epoch):
 def test_an_epoch_can_be_entered_at_any_step(size, start):
     examples, batch, world = size
     shard = Shard(examples, batch, world - 1, world, seed=1)
-    rest = list(shard.batches(2))[start:]
+    remaining = list(shard.batches(2))[start:]
     entered = list(shard.batches(2, start))
-    assert len(rest) == len(entered)
-    assert all(torch.equal(a, b) for a, b in zip(rest, entered, strict=True))
+    assert len(remaining) == len(entered)
+    assert all(torch.equal(a, b) for a, b in zip(remaining, entered, strict=True))
 
 
 def test_seed_and_epoch_decide_the_order():

@@ -35,7 +35,7 @@ def write_an4(folder):
 @pytest.mark.parametrize("place", [".", "an4"])
 def test_reads_sounds_and_letters(tmp_path, place):
     write_an4(tmp_path / place)
-    speech = data.load("an4", tmp_path, SHAPE)
+    speech = data.load_dataset("an4", tmp_path, SHAPE)
     assert (speech.examples, speech.test_examples) == (3, 1)
     sound, frames, letters, counts = speech.training_batch(torch.tensor([2, 0]), seed=0)
     assert sound.shape == (2, 161, 31)
@@ -66,8 +66,8 @@ def test_the_spectrogram_is_that_of_the_formula():
     frames = np.stack([padded[160 * t : 160 * t + 320] for t in range(11)])
     loud = np.log1p(np.abs(np.fft.rfft(frames * np.hamming(321)[:-1])))
     wanted = (loud - loud.mean()) / loud.std(ddof=1)
-    found = spectrogram(torch.from_numpy(sound))
-    np.testing.assert_allclose(found.numpy(), wanted.T, atol=1e-3)
+    computed = spectrogram(torch.from_numpy(sound))
+    np.testing.assert_allclose(computed.numpy(), wanted.T, atol=1e-3)
 
 
 def damage(folder, kind):
@@ -104,13 +104,13 @@ def damage(folder, kind):
 def test_what_is_wrong_is_one_clear_line(tmp_path, kind, words):
     damage(write_an4(tmp_path), kind)
     with pytest.raises(DataError, match=words) as error:
-        data.load("an4", tmp_path, SHAPE)
+        data.load_dataset("an4", tmp_path, SHAPE)
     assert "\n" not in str(error.value)
 
 
 def test_the_tones_are_always_the_same_and_spell_their_letters():
-    tones = data.load("tones", None, SHAPE)
-    again = data.load("tones", None, SHAPE)
+    tones = data.load_dataset("tones", None, SHAPE)
+    again = data.load_dataset("tones", None, SHAPE)
     assert torch.equal(tones.train[5], again.train[5])
     word = tones.train_letters[5]
     picture = spectrogram(tones.train[5])

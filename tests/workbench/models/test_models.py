@@ -7,7 +7,7 @@ from torch import nn
 
 from gradwire.errors import ConfigError
 from gradwire.workbench import data
-from gradwire.workbench.models import MODELS, TRAINABLE, build, spec
+from gradwire.workbench.models import MODELS, TRAINABLE, build, model_spec
 from gradwire.workbench.train.task import TASKS
 
 COUNTS = {
@@ -24,23 +24,23 @@ COUNTS = {
     "resnet50": 25_557_032,
     "inception-v4": 42_679_816,
 }
-IMAGES = [name for name in TRAINABLE if spec(name).task == "classify"]
+IMAGES = [name for name in TRAINABLE if model_spec(name).task == "classify"]
 
 
-load = functools.cache(data.load)
+load = functools.cache(data.load_dataset)
 
 
 def small(name, **kw):
     """The network in the size that trains on the embedded data."""
-    return build(name, **(dict(spec(name).embedded.size) | kw))
+    return build(name, **(dict(model_spec(name).embedded.size) | kw))
 
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_has_the_published_number_of_parameters(name):
     with torch.device("meta"):
         count = sum(p.numel() for p in build(name).parameters())
-    assert count == COUNTS[name] == spec(name).parameters
-    assert spec(name).name == name
+    assert count == COUNTS[name] == model_spec(name).parameters
+    assert model_spec(name).name == name
 
 
 def test_every_model_has_a_published_number():
@@ -49,7 +49,7 @@ def test_every_model_has_a_published_number():
 
 @pytest.mark.parametrize("name", IMAGES)
 def test_takes_its_shape_and_gives_a_score_a_class(name):
-    scores = small(name, classes=7)(torch.randn(2, *spec(name).shape))
+    scores = small(name, classes=7)(torch.randn(2, *model_spec(name).shape))
     assert scores.shape == (2, 7)
 
 
@@ -57,7 +57,7 @@ def test_takes_its_shape_and_gives_a_score_a_class(name):
 def test_the_networks_of_table_2_fit_together(name):
     with torch.device("meta"):
         model = build(name, classes=7)
-        assert model(torch.empty(2, *spec(name).shape)).shape == (2, 7)
+        assert model(torch.empty(2, *model_spec(name).shape)).shape == (2, 7)
 
 
 @pytest.mark.parametrize("name", TRAINABLE)
@@ -72,7 +72,7 @@ def test_weights_come_from_the_seed(name):
 
 @pytest.mark.parametrize("name", TRAINABLE)
 def test_every_parameter_gets_a_gradient(name):
-    recipe = spec(name)
+    recipe = model_spec(name)
     examples = load(recipe.embedded.data, None, recipe.shape)
     model = small(name, **examples.network)
     batch = examples.training_batch(torch.arange(40), seed=0)
@@ -92,7 +92,7 @@ def test_every_parameter_gets_a_gradient(name):
     ],
 )
 def test_the_recipe_is_that_of_table_1(name, recipe):
-    assert (spec(name).batch, spec(name).lr) == recipe
+    assert (model_spec(name).batch, model_spec(name).lr) == recipe
 
 
 def test_lstm_ptb_weights_are_uniform():

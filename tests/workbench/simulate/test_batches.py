@@ -16,7 +16,7 @@ def pictures(augment):
 
 
 def words():
-    return data.load("phrases", None, (6,))
+    return data.load_dataset("phrases", None, (6,))
 
 
 @pytest.mark.parametrize("make", [lambda: pictures(True), lambda: pictures(False), words])

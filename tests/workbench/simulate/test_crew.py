@@ -20,7 +20,7 @@ def options(**more):
 
 @cache
 def load(run):
-    return data.load(run.data, None, models.spec(run.model).shape)
+    return data.load_dataset(run.data, None, models.model_spec(run.model).shape)
 
 
 def real_ranks(place, run, folder):

@@ -5,13 +5,13 @@ import pytest
 from gradwire.workbench.data import digits
 from gradwire.workbench.study.study import Settings, repeatable
 
-read = functools.cache(digits._read)
+read = functools.cache(digits._read_images)
 
 
 @pytest.fixture(autouse=True)
 def read_once(monkeypatch):
     """The digits are text that takes two seconds to read."""
-    monkeypatch.setattr(digits, "_read", read)
+    monkeypatch.setattr(digits, "_read_images", read)
 
 
 @pytest.fixture(autouse=True)

@@ -52,8 +52,8 @@ def own(rank, work, *args):
 
 
 def train(place, run, folder, sitting=QUIET):
-    shape = models.spec(run.model).shape
-    examples = data.load(run.data, run.data_dir, shape)
+    shape = models.model_spec(run.model).shape
+    examples = data.load_dataset(run.data, run.data_dir, shape)
     return Trainer(run, folder, examples, place, sitting).run()
 
 

@@ -2,14 +2,14 @@ import pytest
 import torch
 
 from gradwire.errors import ConfigError
-from gradwire.workbench.models import spec
+from gradwire.workbench.models import model_spec
 from gradwire.workbench.train.options import resolve
 from gradwire.workbench.train.saved import from_dict, resume
 
 
 def test_the_model_brings_its_recipe():
     own, digits = resolve({"model": "resnet20", "data_dir": "x"}), resolve({"model": "resnet20"})
-    recipe = spec("resnet20")
+    recipe = model_spec("resnet20")
     assert (own.batch, own.lr, own.epochs) == (32, 0.1, recipe.epochs)
     assert (digits.lr, digits.epochs) == (recipe.embedded.lr, recipe.embedded.epochs)
     assert (own.data, digits.data) == ("cifar10", "digits")
@@ -25,7 +25,7 @@ def test_lstm_ptb_has_no_momentum_but_on_embedded_phrases():
 def test_what_was_chosen_comes_before_the_recipe():
     options = resolve({"model": "fnn3", "batch": 7, "lr": 0.5, "epochs": None})
     assert (options.batch, options.lr) == (7, 0.5)
-    assert options.epochs == spec("fnn3").embedded.epochs
+    assert options.epochs == model_spec("fnn3").embedded.epochs
 
 
 def test_a_method_may_name_its_exchange():
@@ -227,7 +227,7 @@ def test_a_model_may_have_several_data_sets():
 def test_on_embedded_data_the_large_networks_are_small():
     options = resolve({"model": "lstm-an4"})
     assert (options.data, options.embedded) == ("tones", True)
-    assert options.size == spec("lstm-an4").embedded.size
+    assert options.size == model_spec("lstm-an4").embedded.size
     assert not resolve({"model": "lstm-an4", "data_dir": "x"}).embedded
 
 
