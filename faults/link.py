@@ -43,10 +43,10 @@ def cut(lab: Lab, timeout: float, away: float, digest: str) -> tuple[str, float 
     with tempfile.TemporaryDirectory() as folder:
         ranks = _start(lab, folder, timeout)
         _until(lambda: (Path(folder) / "latest").exists())
-        lab.plug(VICTIM, False)
+        lab.set_link(VICTIM, up=False)
         begin = time.monotonic()
         time.sleep(away)
-        lab.plug(VICTIM, True)
+        lab.set_link(VICTIM, up=True)
         said = _end(ranks)
         errors = {rank: answer["error"] for rank, answer in said.items() if "error" in answer}
         if timeout > away:

@@ -11,8 +11,7 @@ from typing import Any
 from gradwire.errors import ConfigError, LabError
 from gradwire.workbench.bench.job import Job
 from gradwire.workbench.lab.lab import Lab, check_memory
-from gradwire.workbench.lab.loopback import Loopback
-from gradwire.workbench.lab.network import Network
+from gradwire.workbench.lab.network import Loopback, RankNetwork
 from gradwire.workbench.lab.processes import run_ranks
 from gradwire.workbench.train.place import under_torchrun
 
@@ -36,7 +35,7 @@ def bench_step(job: Job, ranks: int, say: Callable[[str], object]) -> list[dict[
         return _rows(lab, replace(job, rate=lab.rate, measured=lab.measured))
 
 
-def _rows(network: Network, job: Job) -> list[dict[str, Any]]:
+def _rows(network: RankNetwork, job: Job) -> list[dict[str, Any]]:
     with TemporaryDirectory(prefix="gradwire-bench-") as folder:
         asked, answer = Path(folder, "job.json"), Path(folder, "rows.json")
         asked.write_text(job.json())

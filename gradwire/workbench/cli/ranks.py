@@ -20,10 +20,10 @@ from gradwire.version import __version__
 from gradwire.workbench.cli.say import say
 from gradwire.workbench.lab.links import (
     CPU,
-    Figures,
     Links,
-    figures,
+    RankFigures,
     measure_links,
+    rank_figures,
     slow_pairs,
     slow_ranks,
 )
@@ -73,7 +73,7 @@ def _compare(place: Place, asked: tuple[str, float, tuple[str, ...]]) -> bool:
     wrong = differences(everyone) + slow_words(links, hosts)
     if place.first:
         backend = "nccl" if group.on_stream else "gloo"
-        _show(everyone, figures(links, hosts), wrong, backend)
+        _show(everyone, rank_figures(links, hosts), wrong, backend)
     place.barrier()  # torchrun ends the others as soon as one has failed
     return not wrong
 
@@ -143,7 +143,7 @@ def differences(everyone: Sequence[Facts]) -> list[str]:
 
 def slow_words(links: Links, hosts: Sequence[str]) -> list[str]:
     """A line for every rank and every pair that is slow beside the others."""
-    found = slow_ranks(figures(links, hosts))
+    found = slow_ranks(rank_figures(links, hosts))
     lines = []
     for rank, what, own, usual in found:
         if what == "latency":
@@ -157,7 +157,7 @@ def slow_words(links: Links, hosts: Sequence[str]) -> list[str]:
 
 
 def _show(
-    everyone: Sequence[Facts], found: Sequence[Figures], wrong: Sequence[str], backend: str
+    everyone: Sequence[Facts], found: Sequence[RankFigures], wrong: Sequence[str], backend: str
 ) -> None:
     names = ("rank", "host", "GPUs", "gradwire", "torch", "python", "sends", "receives", "latency")
     rows = [[*names, ""]]

@@ -1,1 +1,1 @@
-"""A slow network on one machine, and what is measured in it."""
+"""A cluster with slow links on one machine, and measurements of links."""

@@ -1,8 +1,8 @@
-"""A cluster on one Linux machine: a network namespace a rank, shaped links to one switch.
+"""A cluster on one Linux machine: a network namespace per rank, with shaped links to one switch.
 
-Everything is inside namespaces of our own, the switch too: removing them removes the links, the
-addresses and the shaping, and the machine's own network is never touched. Their names carry the
-process id of the lab, so that the next lab finds what a killed one left.
+The switch has a namespace too, so the machine's network is never touched. Removing the namespaces
+removes links, addresses and shaping. The names carry the process id of the lab, so that the next
+lab can find and remove the namespaces of a killed one.
 """
 
 import os
@@ -18,25 +18,28 @@ from typing import Any
 
 from gradwire.errors import ConfigError, LabError
 from gradwire.plan.rate import parse_rate, parse_time, show_rate, show_time
-from gradwire.workbench.lab.delay import Delay
+from gradwire.workbench.lab.delay import DelaySwitch
 from gradwire.workbench.lab.tcp import round_trip, transfer_rate
 
 PREFIX = "gradwire"
 LINK = "gw0"
-PORT = 29500  # free on every rank: each has a network of its own
+PORT = 29500  # free on every rank, because each rank has a network
 NAMESPACES = Path("/run/netns")
 MOST_RANKS = 250
-RANK_BYTES = 200 * 2**20  # a process that has imported torch, and little more
+RANK_BYTES = 200 * 2**20  # a process that has imported torch
 BURST_SECONDS, LEAST_BURST = 0.001, 4096
+"""Size of the token bucket: the seconds of sending that it holds, and its least bytes."""
 QUEUE = "50ms"
 MOST_LATENCY = 1.0
-REACHED, TRIES = 0.8, 3  # a busy moment of the machine is no slow link
+REACHED, TRIES = 0.8, 3
+"""Share of the rate that counts as reached, and tries, because the machine may be busy."""
 
 
 class Lab:
-    """`ranks` namespaces whose links to one switch carry `link` each way; one a process.
+    """`ranks` namespaces, each with a link to one switch; only one lab per process.
 
-    `latency`: what a message takes from rank to rank beside, `5ms` or seconds.
+    link: the rate of a link in each direction, such as "100mbit". latency: the time that the lab
+    adds to a message from rank to rank, "5ms" or seconds.
 
     with Lab(4, "100mbit") as lab:
         rates = lab.measure()
@@ -50,16 +53,16 @@ class Lab:
         self.ranks, self.link, self.rate = ranks, link, parse_rate(link)
         self.latency = parse_time(latency)
         _check_latency(self.latency)
-        self._delay: Delay | None = None
+        self._delay: DelaySwitch | None = None
         self.measured = 0.0
-        """Bits a second of a link, the median, once they were looked at."""
+        """Median bits per second of the links, once `describe` has measured them; 0 before."""
         _check_ranks(ranks)
         _check_machine()
         self._switch = f"{PREFIX}-{os.getpid()}-switch"
         self._names = [f"{PREFIX}-{os.getpid()}-rank{rank}" for rank in range(ranks)]
 
     def __enter__(self) -> "Lab":
-        remove_left()
+        remove_stale()
         try:
             self._build()
         except BaseException:
@@ -71,23 +74,24 @@ class Lab:
         self.close()
 
     def close(self) -> None:
-        """Removes the namespaces, and stops what still runs in them."""
+        """Remove the namespaces, and kill the processes in them."""
         if self._delay is not None:
             self._delay.close()
         for name in (*self._names, self._switch):
             _remove(name)
 
     def address(self, rank: int) -> str:
+        """Return the IP address of a rank."""
         return f"10.77.0.{rank + 1}"
 
     @contextmanager
     def inside(self, rank: int) -> Iterator[None]:
-        """This thread is on rank's machine, so to speak."""
+        """Put this thread into the rank's namespace, with the rank's network, for this context."""
         with _inside(self._names[rank]):
             yield
 
-    def plug(self, rank: int, up: bool) -> None:
-        """Joins rank's cable to the switch again, or pulls it; addresses and shaping stay."""
+    def set_link(self, rank: int, up: bool) -> None:
+        """Set the rank's link up or down; addresses and shaping stay."""
         from pyroute2 import IPRoute
 
         with _inside(self._switch), IPRoute() as switch:
@@ -95,14 +99,15 @@ class Lab:
             switch.link("set", index=index, state="up" if up else "down")
 
     def measure(self) -> list[float]:
-        """Bits a second from each rank to the next, one after another."""
+        """Measure the bits per second from each rank to the next, one after the other."""
         return [self._measure(rank, (rank + 1) % self.ranks) for rank in range(self.ranks)]
 
     def _measure(self, sender: int, receiver: int) -> float:
+        """Return the best rate of a few tries, or raise if the link's rate is not reached."""
         best = 0.0
         for _ in range(TRIES):
-            with self._sockets(sender, receiver) as both:
-                best = max(best, transfer_rate(*both, self.latency))
+            with self._sockets(sender, receiver) as (server, client):
+                best = max(best, transfer_rate(server, client, self.latency))
             if best >= REACHED * self.rate:
                 return best
         raise LabError(
@@ -111,19 +116,20 @@ class Lab:
         )
 
     def describe(self) -> str:
-        """What was asked and what is measured, in a line."""
+        """Measure the links, and return a line that compares them with the request."""
         rates = self.measure()
         self.measured = statistics.median(rates)
-        asked, got = show_rate(self.rate), f"{show_rate(min(rates))} to {show_rate(max(rates))}"
+        asked = show_rate(self.rate)
+        measured = f"{show_rate(min(rates))} to {show_rate(max(rates))}"
         if self.latency:
-            with self._sockets(0, 1) as both:
-                got += f" and {show_time(round_trip(*both) / 2)}"
+            with self._sockets(0, 1) as (server, client):
+                measured += f" and {show_time(round_trip(server, client) / 2)}"
             asked += f" and {show_time(self.latency)}"
-        return f"lab: {self.ranks} ranks, asked {asked}, measured {got}"
+        return f"lab: {self.ranks} ranks, asked {asked}, measured {measured}"
 
     @contextmanager
     def _sockets(self, sender: int, receiver: int) -> Iterator[tuple[socket.socket, socket.socket]]:
-        """A listening socket at the receiver, one that is not connected at the sender."""
+        """Yield a listening socket at the receiver, and an unconnected one at the sender."""
         with self.inside(receiver):
             server = socket.create_server((self.address(receiver), 0))
         with self.inside(sender):
@@ -132,6 +138,7 @@ class Lab:
             yield server, client
 
     def _build(self) -> None:
+        """Make the namespaces, the links and the switch."""
         from pyroute2 import IPRoute
         from pyroute2.netlink.exceptions import NetlinkError
 
@@ -139,11 +146,12 @@ class Lab:
             for name in (self._switch, *self._names):
                 _create(name)
             with _inside(self._switch), IPRoute() as switch:
+                # With latency a DelaySwitch takes the place of the bridge.
                 bridge = None if self.latency else _bridge(switch)
                 for rank in range(self.ranks):
-                    self._plug(switch, bridge, rank)
+                    self._add_link(switch, bridge, rank)
                 if self.latency:
-                    self._delay = Delay([f"port{r}" for r in range(self.ranks)], self.latency)
+                    self._delay = DelaySwitch([f"port{r}" for r in range(self.ranks)], self.latency)
                     self._delay.start()
         except (OSError, NetlinkError) as error:
             raise LabError(
@@ -151,8 +159,8 @@ class Lab:
                 "Use a machine, or a container with CAP_SYS_ADMIN and CAP_NET_ADMIN."
             ) from error
 
-    def _plug(self, switch: Any, bridge: int | None, rank: int) -> None:
-        """A cable from rank to the switch, shaped at both ends: full duplex."""
+    def _add_link(self, switch: Any, bridge: int | None, rank: int) -> None:
+        """Add a link from a rank to the switch, shaped at both ends, so in both directions."""
         from pyroute2 import IPRoute
 
         name, port = self._names[rank], f"port{rank}"
@@ -162,14 +170,15 @@ class Lab:
         if bridge is not None:
             switch.link("set", index=index, master=bridge)
         switch.link("set", index=index, state="up")
-        with _inside(name), IPRoute() as own:
-            index = own.link_lookup(ifname=LINK)[0]
-            self._shape(own, index)
-            own.addr("add", index=index, address=self.address(rank), prefixlen=24)
-            own.link("set", index=index, state="up")
-            own.link("set", index=own.link_lookup(ifname="lo")[0], state="up")
+        with _inside(name), IPRoute() as routes:
+            index = routes.link_lookup(ifname=LINK)[0]
+            self._shape(routes, index)
+            routes.addr("add", index=index, address=self.address(rank), prefixlen=24)
+            routes.link("set", index=index, state="up")
+            routes.link("set", index=routes.link_lookup(ifname="lo")[0], state="up")
 
     def _shape(self, netlink: Any, index: int) -> None:
+        """Limit the rate of an interface with a token bucket (tbf)."""
         from pyroute2.netlink.exceptions import NetlinkError
 
         rate = self.rate // 8
@@ -183,25 +192,27 @@ class Lab:
 
 
 def _bridge(switch: Any) -> int:
+    """Add a bridge, and return its index."""
     switch.link("add", ifname="br0", kind="bridge")
     index: int = switch.link_lookup(ifname="br0")[0]
     switch.link("set", index=index, state="up")
     return index
 
 
-def remove_left() -> list[str]:
-    """Removes the namespaces of labs that are no more, and returns their names."""
-    left = []
+def remove_stale() -> list[str]:
+    """Remove the namespaces of labs whose process has ended, and return their names."""
+    removed = []
     for path in NAMESPACES.glob(f"{PREFIX}-*"):
         match = re.fullmatch(rf"{PREFIX}-(\d+)-(?:switch|rank\d+)", path.name)
         if match and (int(match[1]) == os.getpid() or not Path("/proc", match[1]).exists()):
             _remove(path.name)
-            left.append(path.name)
-    return left
+            removed.append(path.name)
+    return removed
 
 
 @contextmanager
 def _inside(name: str) -> Iterator[None]:
+    """Put this thread into the namespace `name`, for this context."""
     from pyroute2 import netns
 
     netns.pushns(name)
@@ -212,7 +223,10 @@ def _inside(name: str) -> Iterator[None]:
 
 
 def _create(name: str) -> None:
-    """Makes a namespace in this thread: netns.create forks, and a signal would end in both."""
+    """Make a namespace.
+
+    Not by netns.create, which forks: a signal would then run its handler in both processes.
+    """
     from pyroute2 import netns
 
     netns.pushns()
@@ -223,19 +237,19 @@ def _create(name: str) -> None:
 
 
 def _remove(name: str) -> None:
-    """Kills what runs in the namespace and removes it, if it is there."""
+    """Kill the processes in the namespace and remove it; do nothing if it is absent."""
     from pyroute2 import netns
 
     path = NAMESPACES / name
     with suppress(FileNotFoundError):
-        for pid in _processes(path.stat()):
+        for pid in _pids_inside(path.stat()):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         netns.remove(name)
 
 
-def _processes(namespace: os.stat_result) -> Iterator[int]:
-    """The processes in a namespace, but for this one."""
+def _pids_inside(namespace: os.stat_result) -> Iterator[int]:
+    """Yield the ids of all processes in a namespace except this process."""
     for process in Path("/proc").iterdir():
         if process.name.isdigit() and int(process.name) != os.getpid():
             with suppress(OSError):
@@ -254,6 +268,7 @@ def _check_latency(seconds: float) -> None:
 
 
 def _check_machine() -> None:
+    """Raise if this machine or this user cannot make a lab."""
     if not sys.platform.startswith("linux"):
         raise LabError(f"the lab needs Linux (network namespaces), this is {sys.platform}")
     if os.geteuid():
@@ -265,15 +280,18 @@ def _check_machine() -> None:
 
 
 def check_memory(ranks: int, model: int = 0, name: str = "ranks") -> None:
-    """Refuses more ranks than fit, where that is known; each has torch and `model` bytes."""
-    each, file = RANK_BYTES + model, Path("/proc/meminfo")
+    """Raise if the ranks need more memory than is free, where the system tells.
+
+    model: bytes that each rank needs beside those of torch. name: the option in the error.
+    """
+    needed, file = RANK_BYTES + model, Path("/proc/meminfo")
     if not file.exists():
         return
     text = file.read_text()
     free = 1024 * int(text.partition("MemAvailable:")[2].split()[0])
-    if ranks * each > free:
-        what = "" if model else " for torch alone"
+    if ranks * needed > free:
+        torch_alone = "" if model else " for torch alone"
         raise LabError(
-            f"{name}={ranks} need {ranks * each / 2**30:.1f} GiB{what}, "
-            f"{free / 2**30:.1f} GiB are free. Use at most {free // each}."
+            f"{name}={ranks} need {ranks * needed / 2**30:.1f} GiB{torch_alone}, "
+            f"{free / 2**30:.1f} GiB are free. Use at most {free // needed}."
         )

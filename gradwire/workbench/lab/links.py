@@ -1,4 +1,4 @@
-"""How fast every two ranks can talk to each other, in bounded time."""
+"""Rate and latency between every two ranks, measured in bounded time, and the slow ones."""
 
 import statistics
 import time
@@ -13,10 +13,14 @@ from gradwire.ranks.together import gather_words
 
 PINGS = 8
 LEAST, MOST, GROWTH = 1 << 16, 1 << 25, 4
-"""Bytes of the first transfer and of the last one, if the one before was too short to tell."""
+"""Bytes of the first transfer, limit of the last one, and growth from one to the next."""
 ENOUGH = 0.1
+"""Seconds of a transfer that is long enough for a rate."""
 SLOWER, LATER = 2.0, 0.0005
-"""Times slower than the others is slow; a latency must also be so many seconds more."""
+"""A link is slow if it is this many times slower than the others.
+
+A latency must also be this many seconds longer.
+"""
 
 Matrix = list[list[float]]
 CPU = torch.device("cpu")
@@ -24,29 +28,34 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Links:
-    """`rate[a][b]`, bits a second from rank a to b, and `latency[a][b]`, seconds one way."""
+    """`rate[a][b]`: bits per second from rank a to b. `latency[a][b]`: seconds one way."""
 
     rate: Matrix
     latency: Matrix
 
     def best(self, other: "Links") -> "Links":
-        """What was reached in either measurement: a busy moment is no slow link."""
-        return Links(_each(max, self.rate, other.rate), _each(min, self.latency, other.latency))
+        """Return the better value of either measurement; a busy moment is then no slow link."""
+        return Links(
+            _combine(max, self.rate, other.rate), _combine(min, self.latency, other.latency)
+        )
 
 
-def _each(pick: Callable[[float, float], float], one: Matrix, two: Matrix) -> Matrix:
-    return [[pick(x, y) for x, y in zip(*rows, strict=True)] for rows in zip(one, two, strict=True)]
+def _combine(pick: Callable[[float, float], float], first: Matrix, second: Matrix) -> Matrix:
+    """Return the picked value of each two entries."""
+    return [
+        [pick(x, y) for x, y in zip(*rows, strict=True)] for rows in zip(first, second, strict=True)
+    ]
 
 
 def measure_links(group: DistributedGroup, control: DistributedGroup) -> Links:
-    """Every rank with every other, one pair a rank at a time (collective).
+    """Measure every rank with every other rank; a rank is in one pair at a time (collective).
 
-    `group` carries the transfers, `control`, on CPU, what has to be said about them.
+    group: carries the transfers. control: carries their sizes, on CPU.
     """
-    one = torch.ones(1, dtype=torch.float32, device=group.device)
-    group.all_reduce(one)  # NCCL connects all ranks at once
+    ones = torch.ones(1, dtype=torch.float32, device=group.device)
+    group.all_reduce(ones)  # so that NCCL connects all ranks before anything is timed
     rate, latency = ([0.0] * group.size for _ in range(2))
-    for pairs in rounds(group.size):
+    for pairs in pair_rounds(group.size):
         control.agree("round", pairs=len(pairs))
         for pair in pairs:
             for sender, receiver in (pair, pair[::-1]):
@@ -58,8 +67,11 @@ def measure_links(group: DistributedGroup, control: DistributedGroup) -> Links:
     return Links([row[0] for row in rows], [row[1] for row in rows])
 
 
-def rounds(world: int) -> Iterator[list[tuple[int, int]]]:
-    """Rounds of pairs, a rank in at most one of each, until every two have met (circle method)."""
+def pair_rounds(world: int) -> Iterator[list[tuple[int, int]]]:
+    """Yield rounds of pairs until every two ranks have met (circle method).
+
+    A rank is in at most one pair of each round.
+    """
     seats: list[int | None] = [*range(world), *([None] if world % 2 else [])]
     for _ in range(len(seats) - 1):
         half = len(seats) // 2
@@ -69,35 +81,39 @@ def rounds(world: int) -> Iterator[list[tuple[int, int]]]:
 
 
 def _send(group: DistributedGroup, control: DistributedGroup, to: int) -> tuple[float, float]:
-    """Bits a second to rank `to`, and seconds of a small message there."""
+    """Measure the bits per second to rank `to`, and the seconds of a small message, as sender."""
     small = torch.zeros(1, dtype=torch.uint8, device=group.device)
-    latency = min(_there_and_back(group, small, to) for _ in range(PINGS)) / 2
+    latency = min(_round_trip(group, small, to) for _ in range(PINGS)) / 2
     size, seconds = LEAST, 0.0
     while seconds < ENOUGH and size <= MOST:
         control.swap(torch.tensor([size], dtype=torch.int64), to, None)
         block = torch.zeros(size, dtype=torch.uint8, device=group.device)
-        seconds = _there_and_back(group, block, to)
+        seconds = _round_trip(group, block, to)
         size *= GROWTH
+    # Size 0 tells the receiver that this was the last transfer.
     control.swap(torch.tensor([0], dtype=torch.int64), to, None)
     return 8 * block.numel() / max(seconds - latency, 1e-9), latency
 
 
 def _receive(group: DistributedGroup, control: DistributedGroup, source: int) -> None:
+    """Take the part of the receiver in `_send`."""
     small = torch.zeros(1, dtype=torch.uint8, device=group.device)
     for _ in range(PINGS):
-        _answer(group, small, source)
-    while size := _size(control, source):
-        _answer(group, torch.empty(size, dtype=torch.uint8, device=group.device), source)
+        _send_back(group, small, source)
+    while size := _receive_size(control, source):
+        _send_back(group, torch.empty(size, dtype=torch.uint8, device=group.device), source)
 
 
-def _size(control: DistributedGroup, source: int) -> int:
-    said = control.swap(torch.tensor([0], dtype=torch.int64), None, source)
-    assert said is not None
-    return min(int(said), MOST)
+def _receive_size(control: DistributedGroup, source: int) -> int:
+    """Receive the size of the next transfer; 0 after the last."""
+    size = control.swap(torch.tensor([0], dtype=torch.int64), None, source)
+    assert size is not None
+    # No sender sends more; a wrong size cannot take all memory.
+    return min(int(size), MOST)
 
 
-def _there_and_back(group: DistributedGroup, block: Tensor, to: int) -> float:
-    """Seconds until `block` has arrived and one byte is back."""
+def _round_trip(group: DistributedGroup, block: Tensor, to: int) -> float:
+    """Return the seconds until `block` has arrived at `to` and one byte is back."""
     begin = time.perf_counter()
     group.swap(block, to, None)
     group.swap(block[:1], None, to)
@@ -106,71 +122,75 @@ def _there_and_back(group: DistributedGroup, block: Tensor, to: int) -> float:
     return time.perf_counter() - begin
 
 
-def _answer(group: DistributedGroup, block: Tensor, source: int) -> None:
-    got = group.swap(block, None, source)
-    assert got is not None
-    group.swap(got[:1], source, None)
+def _send_back(group: DistributedGroup, block: Tensor, source: int) -> None:
+    """Receive a block of this size, and send its first byte back."""
+    received = group.swap(block, None, source)
+    assert received is not None
+    group.swap(received[:1], source, None)
     if block.is_cuda:
         torch.cuda.synchronize(block.device)
 
 
 @dataclass(frozen=True)
-class Figures:
-    """A rank's best with any other: bits a second out and in, seconds of latency."""
+class RankFigures:
+    """A rank's best values with any other rank: bits per second out and in, seconds of latency."""
 
     sends: float
     receives: float
     latency: float
 
 
-def figures(links: Links, hosts: Sequence[str]) -> list[Figures]:
-    """One a rank; where there are several hosts, with ranks of other hosts only."""
-    out = []
+def rank_figures(links: Links, hosts: Sequence[str]) -> list[RankFigures]:
+    """Return the figures of each rank; with several hosts, only links between hosts count."""
+    figures = []
     for rank in range(len(hosts)):
         peers = _peers(rank, hosts)
-        out.append(
-            Figures(
+        figures.append(
+            RankFigures(
                 max(links.rate[rank][p] for p in peers),
                 max(links.rate[p][rank] for p in peers),
                 min(links.latency[rank][p] for p in peers),
             )
         )
-    return out
+    return figures
 
 
 def _peers(rank: int, hosts: Sequence[str]) -> list[int]:
+    """Return the ranks on other hosts, or all other ranks if there is one host."""
     others = [p for p in range(len(hosts)) if p != rank]
     return [p for p in others if hosts[p] != hosts[rank]] or others
 
 
-def slow_ranks(found: Sequence[Figures]) -> list[tuple[int, str, float, float]]:
-    """Rank, what is slow ("sends", "receives", "latency"), its figure, the median of the others.
+def slow_ranks(figures: Sequence[RankFigures]) -> list[tuple[int, str, float, float]]:
+    """Return (rank, name of a figure, the figure, the others' median) for each slow figure.
 
-    Of two ranks nobody can say which is slow.
+    None for two ranks, because nothing tells which of the two is slow.
     """
     slow = []
-    for rank, own in enumerate(found if len(found) > 2 else ()):
-        others = [f for r, f in enumerate(found) if r != rank]
+    for rank, this in enumerate(figures if len(figures) > 2 else ()):
+        others = [f for r, f in enumerate(figures) if r != rank]
         for name in ("sends", "receives"):
             usual = statistics.median(getattr(f, name) for f in others)
-            if SLOWER * getattr(own, name) < usual:
-                slow.append((rank, name, getattr(own, name), usual))
+            if SLOWER * getattr(this, name) < usual:
+                slow.append((rank, name, getattr(this, name), usual))
         usual = statistics.median(f.latency for f in others)
-        if own.latency > max(SLOWER * usual, usual + LATER):
-            slow.append((rank, "latency", own.latency, usual))
+        if this.latency > max(SLOWER * usual, usual + LATER):
+            slow.append((rank, "latency", this.latency, usual))
     return slow
 
 
-def slow_pairs(links: Links, hosts: Sequence[str], but: set[int]) -> list[tuple[int, int, float]]:
-    """Sender, receiver and rate of slow pairs, those of the ranks `but` left out.
+def slow_pairs(
+    links: Links, hosts: Sequence[str], ignored: set[int]
+) -> list[tuple[int, int, float]]:
+    """Return (sender, receiver, rate) of slow pairs, without the pairs of the ranks in `ignored`.
 
-    A pair on one host is compared with such pairs, one between hosts with those.
+    Pairs on one host and pairs between hosts are not compared with each other.
     """
     ranks = range(len(hosts))
     kinds: dict[bool, list[tuple[int, int, float]]] = {True: [], False: []}
     for a in ranks:
         for b in ranks:
-            if a != b and not {a, b} & but:
+            if a != b and not {a, b} & ignored:
                 kinds[hosts[a] == hosts[b]].append((a, b, links.rate[a][b]))
     slow = []
     for pairs in kinds.values():

@@ -10,19 +10,21 @@ from tempfile import TemporaryDirectory
 import torch
 
 from gradwire.errors import LabError
-from gradwire.workbench.lab.network import Network
+from gradwire.workbench.lab.network import RankNetwork
 
 CONTROL = "nvidia-cuda-mps-control"
 PIPES, LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 PATIENCE = 20.0
+"""Seconds for the service to start or to end."""
 
 
 @contextmanager
-def shared_gpu(lab: Network) -> Iterator[dict[str, str]]:
-    """What the ranks' environment needs for a service of their own; nothing without a GPU.
+def shared_gpu(lab: RankNetwork) -> Iterator[dict[str, str]]:
+    """Start the service for this lab, and yield the environment variables that its ranks need.
 
-    Without the service kernels of different ranks take turns, and every small collective costs
-    milliseconds. One that the user has started (CUDA_MPS_PIPE_DIRECTORY) is used as it is.
+    Without the service, kernels of different ranks take turns, and every small collective costs
+    milliseconds. A service that the user has started (CUDA_MPS_PIPE_DIRECTORY) is used unchanged.
+    Without a GPU nothing is started.
     """
     if not torch.cuda.device_count() or PIPES in os.environ:
         yield {}
@@ -34,22 +36,25 @@ def shared_gpu(lab: Network) -> Iterator[dict[str, str]]:
             'driver, or hide the GPU: CUDA_VISIBLE_DEVICES=""'
         )
     with TemporaryDirectory(prefix="gradwire-mps-") as folder:
-        ours = {PIPES: folder, LOGS: folder}
-        # On rank 0's network it is found and ended with whatever else a killed lab leaves there.
+        environment = {PIPES: folder, LOGS: folder}
+        # On rank 0's network, so the next lab ends the service if this lab is killed.
         with lab.inside(0):
-            _ask(control, ours, "-d")
+            _control_service(control, environment, "-d")
         try:
-            yield ours
+            yield environment
         finally:
             with suppress(LabError):
-                _ask(control, ours, words="quit\n")
+                _control_service(control, environment, words="quit\n")
 
 
-def _ask(control: str, ours: dict[str, str], *options: str, words: str = "") -> None:
+def _control_service(
+    control: str, environment: dict[str, str], *options: str, words: str = ""
+) -> None:
+    """Run the service's control program with `words` as its input."""
     try:
         subprocess.run(
             [control, *options],
-            env={**os.environ, **ours},
+            env={**os.environ, **environment},
             input=words,
             text=True,
             check=True,

@@ -1,4 +1,4 @@
-"""The ranks of a lab as processes: what torchrun sets, one output, one exit code."""
+"""The ranks of a lab as processes, with torchrun's environment, one output and one exit code."""
 
 import ctypes
 import os
@@ -14,11 +14,13 @@ from typing import IO
 
 from gradwire.errors import ConfigError
 from gradwire.workbench.lab.mps import shared_gpu
-from gradwire.workbench.lab.network import Network
+from gradwire.workbench.lab.network import RankNetwork
 
 GRACE = 5.0
+"""Seconds between SIGTERM and SIGKILL."""
 BEAT = 0.05
-PR_SET_PDEATHSIG = 1
+"""Seconds between two looks at the processes."""
+PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 
 Process = subprocess.Popen[bytes]
 
@@ -26,19 +28,19 @@ Process = subprocess.Popen[bytes]
 def rank_environment(
     rank: int, ranks: int, master: str, interface: str, port: int
 ) -> dict[str, str]:
-    """What a script under torchrun finds, and the link for Gloo and NCCL to use.
+    """Return the environment of a rank: that of torchrun, and the interface for Gloo and NCCL.
 
-    NCCL takes several ranks on one GPU when each claims a host of its own.
+    Each rank claims to be a host, because NCCL otherwise refuses several ranks on one GPU.
     """
-    here = str(Path(sys.executable).parent)
+    programs = str(Path(sys.executable).parent)
     cores = max(1, (os.cpu_count() or 1) // ranks)
     defaults = {"OMP_NUM_THREADS": str(cores), "PYTHONUNBUFFERED": "1"}
-    # torch asks for the names of hosts; in the lab there is nobody to answer.
+    # torch looks up host names; in the lab no server answers, so the lookup must end soon.
     defaults["RES_OPTIONS"] = "timeout:1 attempts:1"
     return {
         **defaults,
         **os.environ,
-        "PATH": os.pathsep.join([here, os.environ.get("PATH", os.defpath)]),
+        "PATH": os.pathsep.join([programs, os.environ.get("PATH", os.defpath)]),
         "RANK": str(rank),
         "WORLD_SIZE": str(ranks),
         "LOCAL_RANK": "0",
@@ -52,16 +54,17 @@ def rank_environment(
     }
 
 
-def run_ranks(lab: Network, command: Sequence[str]) -> int:
-    """Runs `command` on every rank; the exit code of the first that failed, or 0.
+def run_ranks(lab: RankNetwork, command: Sequence[str]) -> int:
+    """Run `command` on every rank; return the exit code of the first that failed, or 0.
 
-    When one fails the others are stopped: they would wait for it until a timeout.
+    After a failure the other ranks are stopped, because they would wait until a timeout.
     """
     with shared_gpu(lab) as extra:
         return _run(lab, command, extra)
 
 
-def _run(lab: Network, command: Sequence[str], extra: Mapping[str, str]) -> int:
+def _run(lab: RankNetwork, command: Sequence[str], extra: Mapping[str, str]) -> int:
+    """Run the ranks with `extra` environment variables, and echo their output."""
     processes: list[Process] = []
     echoes: list[threading.Thread] = []
     try:
@@ -83,21 +86,26 @@ def _run(lab: Network, command: Sequence[str], extra: Mapping[str, str]) -> int:
 
 
 def check_command(command: Sequence[str]) -> None:
-    """Refuses a command that no rank could start."""
+    """Raise if no rank could start `command`."""
     path = rank_environment(0, 1, "", "", 0)["PATH"]
     if shutil.which(command[0], path=path) is None:
         raise ConfigError(f"command {command[0]!r} is not found; give a program, e.g. -- python")
 
 
-def _start(lab: Network, rank: int, command: Sequence[str], extra: Mapping[str, str]) -> Process:
+def _start(
+    lab: RankNetwork, rank: int, command: Sequence[str], extra: Mapping[str, str]
+) -> Process:
+    """Start one rank, in a session of its own that can be stopped as a whole."""
+    # Loaded before the fork: the child may not import or allocate much.
     libc = ctypes.CDLL(None)
 
-    def tie() -> None:
-        # A lab that is killed outright takes its ranks with it.
+    def end_with_parent() -> None:
+        # If the lab is killed, the kernel kills its ranks.
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
-    where = lab.address(0), lab.interface, lab.port
-    environment = {**rank_environment(rank, lab.ranks, *where), **extra}
+    master = lab.address(0)
+    environment = rank_environment(rank, lab.ranks, master, lab.interface, lab.port)
+    environment.update(extra)
     program = shutil.which(command[0], path=environment["PATH"]) or command[0]
     with lab.inside(rank):
         return subprocess.Popen(
@@ -107,15 +115,17 @@ def _start(lab: Network, rank: int, command: Sequence[str], extra: Mapping[str, 
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            preexec_fn=tie,
+            preexec_fn=end_with_parent,
         )
 
 
 def _wait(processes: Sequence[Process]) -> int:
+    """Wait for all ranks or for the first failure; return its exit code, or 0."""
     while True:
         codes = [process.poll() for process in processes]
         for code in codes:
             if code:
+                # A negative code is a signal; shells report 128 + signal.
                 return code if code > 0 else 128 - code
         if None not in codes:
             return 0
@@ -123,7 +133,7 @@ def _wait(processes: Sequence[Process]) -> int:
 
 
 def _stop(processes: Sequence[Process]) -> None:
-    """Asks every rank that still runs, and what it started, to end; then insists."""
+    """End every rank that still runs, with its children: SIGTERM, and SIGKILL after GRACE."""
     running = [process for process in processes if process.poll() is None]
     for process in running:
         os.killpg(process.pid, signal.SIGTERM)
@@ -137,7 +147,7 @@ def _stop(processes: Sequence[Process]) -> None:
 
 
 def _echo(prefix: str, source: IO[bytes], target: IO[str], lock: threading.Lock) -> None:
-    """Each line with the rank before it, whole lines at a time."""
+    """Copy lines with the rank before each; the lock keeps lines whole."""
     for line in source:
         text = line.decode(errors="replace").rstrip("\n")
         with lock:

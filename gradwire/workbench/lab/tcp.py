@@ -4,19 +4,20 @@ import socket
 import threading
 import time
 
-WARM, TIMED = 0.2, 0.6  # seconds: the first ones empty the bucket's tokens and open the window
+WARM, TIMED = 0.2, 0.6
+"""Seconds. The first ones empty the token bucket and open the window of TCP."""
 BLOCK = 1 << 18
 PATIENCE = 10.0
 PINGS = 5
 
 
 def transfer_rate(server: socket.socket, client: socket.socket, latency: float = 0.0) -> float:
-    """Bits a second that arrive at `server` (listening) from `client` (not connected yet)."""
-    arriving = _connect(server, client)
+    """Measure the bits per second from `client` (not connected yet) to `server` (listening)."""
+    arriving = _accepted(server, client)
     sender = threading.Thread(target=_send, args=(client,), daemon=True)
     sender.start()
     with arriving:
-        # A window opens over some ten round trips.
+        # The window needs some ten round trips to open.
         _receive(arriving, WARM + 20 * latency)
         size, seconds = _receive(arriving, TIMED)
     sender.join()
@@ -24,8 +25,8 @@ def transfer_rate(server: socket.socket, client: socket.socket, latency: float =
 
 
 def round_trip(server: socket.socket, client: socket.socket) -> float:
-    """Seconds for a byte from `client` to `server` and back, the best of a few."""
-    arriving = _connect(server, client)
+    """Measure the seconds for a byte from `client` to `server` and back, the best of PINGS."""
+    arriving = _accepted(server, client)
     with arriving:
         spent = []
         for _ in range(PINGS):
@@ -37,7 +38,8 @@ def round_trip(server: socket.socket, client: socket.socket) -> float:
     return min(spent)
 
 
-def _connect(server: socket.socket, client: socket.socket) -> socket.socket:
+def _accepted(server: socket.socket, client: socket.socket) -> socket.socket:
+    """Connect the client, and return the server's end of the connection."""
     client.settimeout(PATIENCE)
     client.connect(server.getsockname())
     server.settimeout(PATIENCE)
@@ -49,7 +51,7 @@ def _connect(server: socket.socket, client: socket.socket) -> socket.socket:
 
 
 def _send(client: socket.socket) -> None:
-    """Sends until the other side has enough."""
+    """Send until the receiver closes the connection."""
     block = bytes(BLOCK)
     try:
         while True:
@@ -59,7 +61,7 @@ def _send(client: socket.socket) -> None:
 
 
 def _receive(arriving: socket.socket, seconds: float) -> tuple[int, float]:
-    """Bytes that came in, and the time they took."""
+    """Receive for `seconds`; return the bytes and the exact time."""
     block = bytearray(BLOCK)
     size, begin = 0, time.perf_counter()
     while (spent := time.perf_counter() - begin) < seconds:

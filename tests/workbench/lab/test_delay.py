@@ -7,7 +7,7 @@ import time
 import pytest
 
 from gradwire.workbench.lab import delay
-from gradwire.workbench.lab.delay import HEADER, Delay
+from gradwire.workbench.lab.delay import HEADER, DelaySwitch
 
 EVERYONE = b"\xff" * 6
 A, B = b"\x02aaaaa", b"\x02bbbbb"
@@ -23,7 +23,7 @@ def cables(monkeypatch):
         near.setblocking(False)
         far.settimeout(2.0)
     monkeypatch.setattr(delay, "_open", lambda name: pairs[name][0])
-    switch = Delay(list(pairs), 0.05)
+    switch = DelaySwitch(list(pairs), 0.05)
     switch.start()
     yield [far for _, far in pairs.values()]
     switch.close()

@@ -13,7 +13,7 @@ import pytest
 from gradwire.errors import ConfigError, LabError
 from gradwire.plan.rate import parse_rate, show_rate, show_time
 from gradwire.workbench.lab import lab as plumbing
-from gradwire.workbench.lab.lab import NAMESPACES, Lab, check_memory, remove_left
+from gradwire.workbench.lab.lab import NAMESPACES, Lab, check_memory, remove_stale
 from gradwire.workbench.lab.processes import check_command, rank_environment, run_ranks
 from gradwire.workbench.lab.tcp import round_trip
 
@@ -107,14 +107,14 @@ def test_more_ranks_than_fit_are_refused(monkeypatch):
 def test_a_rank_finds_what_torchrun_sets(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    found = rank_environment(2, 4, "10.77.0.1", "gw0", 29500)
+    environment = rank_environment(2, 4, "10.77.0.1", "gw0", 29500)
     wanted = {
         "RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
         "MASTER_ADDR": "10.77.0.1", "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": "gw0",
         "NCCL_SOCKET_IFNAME": "gw0", "NCCL_HOSTID": "host2", "NCCL_IB_DISABLE": "1",
         "OMP_NUM_THREADS": "2",
     }  # fmt: skip
-    assert {name: found[name] for name in wanted} == wanted
+    assert {name: environment[name] for name in wanted} == wanted
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     assert rank_environment(2, 4, "10.77.0.1", "gw0", 29500)["OMP_NUM_THREADS"] == "5"
 
@@ -140,16 +140,18 @@ def test_links_carry_what_was_asked_and_nothing_is_left(real):
 
 def test_latency_is_measured_and_said(real):
     with Lab(2, "50mbit", "20ms") as lab:
-        said = lab.describe()
-        assert said.startswith("lab: 2 ranks, asked 50 Mbit/s and 20 ms, measured 4")
-        assert 20 <= float(said.rpartition(" and ")[2].removesuffix(" ms")) < 40
+        line = lab.describe()
+        assert line.startswith("lab: 2 ranks, asked 50 Mbit/s and 20 ms, measured 4")
+        assert 20 <= float(line.rpartition(" and ")[2].removesuffix(" ms")) < 40
         assert 0.8 < lab.measured / 50e6 < 1.0
     assert names() == []
 
 
-@pytest.mark.parametrize(("text", "said"), [("2s", "at most 1 s, got 2 s"), ("5", "such as 50us")])
-def test_a_latency_that_is_none_is_refused(text, said):
-    with pytest.raises(ConfigError, match=said):
+@pytest.mark.parametrize(
+    ("text", "message"), [("2s", "at most 1 s, got 2 s"), ("5", "such as 50us")]
+)
+def test_a_latency_that_is_none_is_refused(text, message):
+    with pytest.raises(ConfigError, match=message):
         Lab(2, "1gbit", text)
 
 
@@ -195,9 +197,9 @@ else:
 def test_ranks_talk_over_their_links_and_lines_carry_the_rank(real, capfd):
     with Lab(2, "100mbit") as lab:
         assert run_ranks(lab, [sys.executable, "-c", TALK]) == 0
-    said = capfd.readouterr()
-    assert said.out == "[0] hello from 10.77.0.2\n"
-    assert said.err == "[1] oh\n"
+    output = capfd.readouterr()
+    assert output.out == "[0] hello from 10.77.0.2\n"
+    assert output.err == "[1] oh\n"
 
 
 def test_the_first_failure_is_the_exit_code_and_stops_the_others(real):
@@ -259,7 +261,7 @@ def test_what_a_killed_lab_left_is_removed_by_the_next_and_a_live_one_is_not(rea
         time.sleep(0.2)
         assert not any(runs(pid) for pid in ranks)
         assert len(list(NAMESPACES.glob(f"gradwire-{dead.pid}-*"))) == 3
-        remove_left()
+        remove_stale()
         assert not list(NAMESPACES.glob(f"gradwire-{dead.pid}-*"))
         assert len(list(NAMESPACES.glob(f"gradwire-{alive.pid}-*"))) == 3
     finally:

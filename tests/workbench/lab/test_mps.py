@@ -26,21 +26,21 @@ def heard(monkeypatch, tmp_path):
 
 
 def test_it_runs_while_the_ranks_do_and_ends_after_an_error(heard):
-    with suppress(KeyError), shared_gpu(LAB) as found:
-        assert heard.read_text() == f"-d {found[PIPES]}\n"
+    with suppress(KeyError), shared_gpu(LAB) as environment:
+        assert heard.read_text() == f"-d {environment[PIPES]}\n"
         raise KeyError
-    assert heard.read_text() == f"-d {found[PIPES]}\nquit {found[PIPES]}\n"
-    assert found.keys() == {PIPES, LOGS}
+    assert heard.read_text() == f"-d {environment[PIPES]}\nquit {environment[PIPES]}\n"
+    assert environment.keys() == {PIPES, LOGS}
 
 
 def test_without_a_gpu_or_with_the_users_own_nothing_is_started(heard, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(torch.cuda, "device_count", lambda: 0)
-        with shared_gpu(LAB) as found:
-            assert found == {}
+        with shared_gpu(LAB) as environment:
+            assert environment == {}
     monkeypatch.setenv(PIPES, "/somewhere")
-    with shared_gpu(LAB) as found:
-        assert found == {}
+    with shared_gpu(LAB) as environment:
+        assert environment == {}
     assert not heard.exists()
 
 
