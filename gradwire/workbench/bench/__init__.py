@@ -1,4 +1,4 @@
-"""What this machine does: each stage timed against the memory floor, in one run."""
+"""Benchmarks of this machine: each stage timed beside the memory floor, in one run."""
 
 from gradwire.workbench.bench.compress import bench_compress
 from gradwire.workbench.bench.encode import bench_encode

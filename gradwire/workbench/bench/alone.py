@@ -1,4 +1,7 @@
-"""What a method costs a rank when nothing travels: the constants of the planner's check."""
+"""The time a method costs one rank when nothing travels, for the planner's check.
+
+Each rank trains in a group of its own. The hook, threads, copies and kernels are the real ones.
+"""
 
 import itertools
 import statistics
@@ -11,59 +14,60 @@ from gradwire.ranks.echo import EchoGroup
 from gradwire.stages import STAGES
 from gradwire.workbench.bench.contender import Contender, Task
 from gradwire.workbench.bench.job import Job
-from gradwire.workbench.bench.laps import laps
+from gradwire.workbench.bench.laps import lap_seconds
 from gradwire.workbench.train.place import Place
 
-WARM, TIMED = 3, 7
-"""Steps; PowerSGD begins with its third."""
+WARM_UP_STEPS, TIMED_STEPS = 3, 7
+"""Numbers of steps. Three to warm up, because PowerSGD begins to compress with its third step."""
 STEP = "step"
-"""All that the method adds to a step of noop."""
+"""The key of the seconds that a method adds to a step of noop, which sends nothing."""
 
 
-def alone(contender: Contender, job: Job, task: Task, place: Place) -> dict[str, float]:
-    """Seconds a step of each stage, and what all of them add to a step of noop.
+def time_alone(contender: Contender, job: Job, task: Task, place: Place) -> dict[str, float]:
+    """Return the seconds per step of each stage, and the seconds added to a step of noop.
 
-    A DDP of this rank alone, and for our own methods mirrors of it in the place of other ranks: the
-    hook, threads, copies and kernels are the real ones. The mean over the ranks, which do the same
-    at the same time.
+    The values are means over all ranks, which measure at the same time (collective). For a method
+    of gradwire, mirror images of this rank take the place of the other ranks.
     """
     if contender.name in ("noop", "barrier"):
         return {}
     place.barrier()
-    mine = _alone(contender.name, job, task, place)
-    sums = place.sum(*mine.values())
-    return {k: round(v / place.world, 7) for k, v in zip(mine, sums, strict=True)}
+    seconds = _time_this_rank(contender.name, job, task, place)
+    sums = place.sum(*seconds.values())
+    return {name: round(total / place.world, 7) for name, total in zip(seconds, sums, strict=True)}
 
 
-def _alone(name: str, job: Job, task: Task, place: Place) -> dict[str, float]:
+def _time_this_rank(name: str, job: Job, task: Task, place: Place) -> dict[str, float]:
+    """Return the seconds of each stage, and those added to a step of noop, on this rank."""
     group = dist.new_group([place.rank], use_local_synchronization=True)
-    noop, other = (Contender.of(n, job, task, group) for n in ("noop", name))
-    wire = other.wire
+    noop, measured = (Contender.build(n, job, task, group) for n in ("noop", name))
+    wire = measured.wire
     if wire is not None:
         wire.open(wire.slots, wire.device, EchoGroup(place.world, task.device.type == "cuda"))
         wire.clock.every = 1
     medians = []
-    for contender in (noop, other):
-        for _ in range(WARM):
+    for contender in (noop, measured):
+        for _ in range(WARM_UP_STEPS):
             contender.step(task)
-        medians.append(statistics.median(laps(partial(contender.step, task), TIMED, task.device)))
+        seconds = lap_seconds(partial(contender.step, task), TIMED_STEPS, task.device)
+        medians.append(statistics.median(seconds))
     added = {STEP: max(0.0, medians[1] - medians[0])}
     if wire is None:
         return added
-    found = _stages(other, wire, task)
+    stages = _stage_seconds(measured, wire, task)
     wire.close()
-    return found | added
+    return stages | added
 
 
-def _stages(contender: Contender, wire: Attached, task: Task) -> dict[str, float]:
-    """Median seconds of each stage."""
-    seen = [wire.clock.seconds()]
-    for _ in range(TIMED):
+def _stage_seconds(contender: Contender, wire: Attached, task: Task) -> dict[str, float]:
+    """Return the median seconds of each stage; no exchange, because nothing travels."""
+    totals = [wire.clock.seconds()]
+    for _ in range(TIMED_STEPS):
         contender.step(task)
-        seen.append(wire.clock.seconds())
-    pairs = list(itertools.pairwise(seen))
+        totals.append(wire.clock.seconds())
+    pairs = list(itertools.pairwise(totals))
     return {
-        name: statistics.median(b[name] - a[name] for a, b in pairs)
+        name: statistics.median(after[name] - before[name] for before, after in pairs)
         for name in STAGES
         if name != "exchange"
     }

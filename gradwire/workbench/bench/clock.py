@@ -1,4 +1,4 @@
-"""Times of repeated calls: medians, not means, with the spread beside them."""
+"""Times of repeated calls: the median, with the spread beside it."""
 
 import itertools
 import statistics
@@ -11,51 +11,57 @@ import torch
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds a call."""
+    """Milliseconds per call: the median (ms), and the 20th and 80th percentiles."""
 
     ms: float
     p20: float
     p80: float
 
     @classmethod
-    def of(cls, times: Sequence[float]) -> "Timing":
+    def from_times(cls, times: Sequence[float]) -> "Timing":
         cuts = statistics.quantiles(times, n=5) if len(times) > 1 else [times[0]] * 4
         return cls(statistics.median(times), cuts[0], cuts[-1])
 
 
-def measure(
+def time_calls(
     calls: Sequence[Callable[[], object]], device: torch.device, repeat: int, warmup: int
 ) -> Timing:
-    """The time of one call; `calls` do the same on different memory and take turns.
+    """Measure the time of one call; `calls` do the same on different memory and take turns.
 
-    On CUDA the calls are launched one after the other without waiting, as a training step does;
-    events between them give the time of each, and where launching is the slower side it counts.
+    On CUDA the calls are launched one after the other without waiting, as in a training step.
+    Events between the calls give the time of each. Where launching a call takes longer than
+    running it, the time to launch is measured.
     """
-    turns = itertools.cycle(calls)
+    in_turn = itertools.cycle(calls)
     for _ in range(max(warmup, len(calls))):
-        next(turns)()
+        next(in_turn)()
     if device.type != "cuda":
-        return Timing.of([_seconds(next(turns)) * 1e3 for _ in range(repeat)])
+        return Timing.from_times([_seconds(next(in_turn)) * 1e3 for _ in range(repeat)])
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeat + 1)]
     torch.cuda.synchronize(device)
     marks[0].record()
     for mark in marks[1:]:
-        next(turns)()
+        next(in_turn)()
         mark.record()
     torch.cuda.synchronize(device)
-    return Timing.of([a.elapsed_time(b) for a, b in itertools.pairwise(marks)])
+    return Timing.from_times([a.elapsed_time(b) for a, b in itertools.pairwise(marks)])
 
 
 def _seconds(call: Callable[[], object]) -> float:
+    """Return the seconds of one call."""
     begin = time.perf_counter()
     call()
     return time.perf_counter() - begin
 
 
-def graphed(call: Callable[[], object], times: int = 10) -> Callable[[], object]:
-    """`times` calls as one CUDA graph: what the device does, without what launching costs."""
+def capture_graph(call: Callable[[], object], times: int = 10) -> Callable[[], object]:
+    """Capture `times` calls as one CUDA graph, and return its replay.
+
+    A replay takes the device's time for the calls, without the host's time to launch each.
+    """
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
+        # Once before the capture: a kernel that compiles cannot be captured.
         call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

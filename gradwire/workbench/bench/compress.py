@@ -1,4 +1,8 @@
-"""The compression step against the memory floor: accumulate, compress, settle on a bundle."""
+"""The time of a compression step beside the memory floor: accumulate, compress and settle.
+
+The floor is e.add_(g), the least memory traffic of any step with error feedback. Every method is
+measured on the same gradients, and its choice is compared with the exact top k.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,20 +21,26 @@ from gradwire.errors import ConfigError, unknown
 from gradwire.registry import check_options, parse_options
 from gradwire.state.choice import choose
 from gradwire.types import MAX_SIZE, Delivered, Entries, Everything, Slot
-from gradwire.workbench.bench.clock import Timing, measure
-from gradwire.workbench.bench.data import DATA, draw
-from gradwire.workbench.bench.path import local_path
-from gradwire.workbench.bench.quality import quality
+from gradwire.workbench.bench.clock import Timing, time_calls
+from gradwire.workbench.bench.data import DATA, draw_vector
+from gradwire.workbench.bench.path import local_path_calls
+from gradwire.workbench.bench.quality import selection_quality
 from gradwire.workbench.bench.row import Row
 
-ROTATE = 256 << 20
-"""Bytes the buffers of one row take together at least, several times any cache."""
+ROTATED_BYTES = 256 << 20
+"""The least bytes of all bundles of one row: several times any cache."""
 
-EXTRA = ("floor", "torch.topk", "noop", "local")
-"""Rows that are not methods: e.add_(g), torch.topk of the same vector, nothing, the whole path."""
+EXTRA_ROWS = ("floor", "torch.topk", "noop", "local")
+"""Rows that are not methods.
 
-LEARNING = 25
-"""Steps in which a threshold that follows its count catches up with a residual that was zero."""
+floor: e.add_(g). torch.topk: of the same vector. noop: an empty call. local: the whole local path.
+"""
+
+LEARNING_STEPS = 25
+"""Steps before the timed ones for a method that learns its threshold from earlier steps.
+
+The residual begins at zero, and grows to its usual size in these steps.
+"""
 
 
 @dataclass(frozen=True)
@@ -42,41 +52,47 @@ class Variant:
     options: dict[str, Any]
 
     @classmethod
-    def of(cls, name: str, texts: Sequence[str]) -> "Variant":
-        """Of the "name=value" texts it takes those that the method has."""
+    def parse(cls, name: str, texts: Sequence[str]) -> "Variant":
+        """Return the variant called `name`, with the "name=value" texts that its method has."""
         method, _, variant = name.partition(":")
-        if method in EXTRA:
+        if method in EXTRA_ROWS:
             return cls(name, method, {})
         if method not in METHODS:
-            raise unknown("method", method, [*METHODS, *EXTRA])
+            raise unknown("method", method, [*METHODS, *EXTRA_ROWS])
         known = METHODS[method].options
-        own = [t for t in texts if t.partition("=")[0] in known]
-        options = parse_options([*own, f"variant={variant}"] if variant else own, method)
+        accepted = [t for t in texts if t.partition("=")[0] in known]
+        options = parse_options([*accepted, f"variant={variant}"] if variant else accepted, method)
         check_options(options, method)
         return cls(name, method, options)
 
 
-class Sets:
-    """Several gradients and bundles of one size, so that a small one is not timed in the cache."""
+class RotatingBundles:
+    """Several bundles and gradients of one size: enough that a small bundle leaves the cache."""
 
     def __init__(
-        self, size: int, device: torch.device, data: str = "gaussian", given: Tensor | None = None
+        self,
+        size: int,
+        device: torch.device,
+        data: str = "gaussian",
+        recorded: Tensor | None = None,
     ) -> None:
         self.size, self.device, self.data = size, device, data
         slot = Slot("all", (size,), (1,), torch.float32, 0, size)
-        count = max(1, -(-ROTATE // (8 * size)))
-        self.bundles = [Bundle([slot], device, rank=0, index=0, dense=False) for _ in range(count)]
+        count = max(1, -(-ROTATED_BYTES // (8 * size)))
+        self.all = [Bundle([slot], device, rank=0, index=0, dense=False) for _ in range(count)]
         self.gradients = [
-            draw(data, size, device, seed) if given is None else given.to(device, copy=True)
+            draw_vector(data, size, device, seed)
+            if recorded is None
+            else recorded.to(device, copy=True)
             for seed in range(max(3, count))
         ]
-        self.never = torch.zeros((), dtype=torch.bool, device=device)
+        self.never_skipped = torch.zeros((), dtype=torch.bool, device=device)
 
     def __iter__(self) -> Iterator[tuple[Bundle, Tensor]]:
-        """Every bundle meets other gradients in turn, as in training."""
-        count = math.lcm(len(self.bundles), len(self.gradients))
+        """Pair each bundle with one gradient after the other, as in training."""
+        count = math.lcm(len(self.all), len(self.gradients))
         for i in range(count):
-            yield self.bundles[i % len(self.bundles)], self.gradients[i % len(self.gradients)]
+            yield self.all[i % len(self.all)], self.gradients[i % len(self.gradients)]
 
 
 @torch.no_grad()
@@ -88,67 +104,79 @@ def bench_compress(
     repeat: int = 30,
     warmup: int = 5,
     data: Sequence[str] = ("gaussian",),
-    given: tuple[str, Tensor] | None = None,
+    recorded: tuple[str, Tensor] | None = None,
     options: Sequence[str] = (),
 ) -> Iterator[Row]:
-    """Rows as they are measured; each size and density begins with the floor and torch.topk.
+    """Yield each row once it is measured; each size and density begins with floor and torch.topk.
 
-    given: the name and the entries of a recorded gradient, in place of sizes and data.
+    recorded: the name and the entries of a recorded gradient, in place of sizes and data.
     """
-    variants = _check(sizes, densities, methods, data, options)
-    if given is not None:
-        sizes, data = [given[1].numel()], [given[0]]
+    variants = _checked_variants(sizes, densities, methods, data, options)
+    if recorded is not None:
+        sizes, data = [recorded[1].numel()], [recorded[0]]
     for size in sizes:
         for name in data:
-            sets = Sets(size, device, name, None if given is None else given[1])
-            floor = measure(_floor(sets), device, repeat, warmup)
+            bundles = RotatingBundles(size, device, name, None if recorded is None else recorded[1])
+            floor = time_calls(_floor_calls(bundles), device, repeat, warmup)
             for density in densities:
                 for variant in variants:
-                    yield _row(variant, sets, density, floor, repeat, warmup)
-            del sets
+                    yield _measure_row(variant, bundles, density, floor, repeat, warmup)
+            # Freed before the next size is made: both together may not fit.
+            del bundles
             if device.type == "cuda":
                 torch.cuda.empty_cache()
 
 
-def _row(
-    variant: Variant, sets: Sets, density: float, floor: Timing, repeat: int, warmup: int
+def _measure_row(
+    variant: Variant,
+    bundles: RotatingBundles,
+    density: float,
+    floor: Timing,
+    repeat: int,
+    warmup: int,
 ) -> Row:
-    k, name = entry_count(density, sets.size), variant.method
-    achieved, nbytes = k, 12 * sets.size
+    """Measure one variant at one density, and return its row."""
+    k, name = entry_count(density, bundles.size), variant.method
+    achieved, nbytes = k, 12 * bundles.size
     energy = recall = timed = None
     if name == "floor":
         time = floor
     elif name == "local":
-        calls, base = local_path(list(sets), sets.never, density)
-        floor = measure(base, sets.device, repeat, warmup)
-        time, nbytes = measure(calls, sets.device, repeat, warmup), 16 * sets.size
+        calls, base = local_path_calls(list(bundles), bundles.never_skipped, density)
+        floor = time_calls(base, bundles.device, repeat, warmup)
+        time, nbytes = time_calls(calls, bundles.device, repeat, warmup), 16 * bundles.size
     elif name in ("torch.topk", "noop"):
-        calls = _plain(sets, k) if name == "torch.topk" else [lambda: None]
-        time = measure(calls, sets.device, repeat if name == "noop" else min(repeat, 10), 2)
+        calls = _topk_calls(bundles, k) if name == "torch.topk" else [lambda: None]
+        # torch.topk is slow, and ten repeats tell enough.
+        time = time_calls(calls, bundles.device, repeat if name == "noop" else min(repeat, 10), 2)
     else:
-        steps = [Step(b, g, name, density, sets.never, variant.options) for b, g in sets]
+        steps = [
+            CompressStep(bundle, gradient, name, density, bundles.never_skipped, variant.options)
+            for bundle, gradient in bundles
+        ]
         steps[0]()
         achieved = steps[0].achieved()
-        energy, recall = quality(steps[0].delivered, sets.gradients[0], k)
+        energy, recall = selection_quality(steps[0].delivered, bundles.gradients[0], k)
         if METHODS[name].learns is not None:
-            for step in LEARNING * steps:
+            for step in LEARNING_STEPS * steps:
                 step()
-        time = measure(steps, sets.device, repeat, warmup)
+        time = time_calls(steps, bundles.device, repeat, warmup)
+        # The calls take turns, so this is the one that was timed last.
         timed = steps[(max(warmup, len(steps)) + repeat - 1) % len(steps)].achieved()
-    return Row.of(
-        variant.name, sets.size, density, k, achieved, time, floor, nbytes, sets.device,
-        sets.data, energy, recall, timed,
+    return Row.from_timings(
+        variant.name, bundles.size, density, k, achieved, time, floor, nbytes, bundles.device,
+        bundles.data, energy, recall, timed,
     )  # fmt: skip
 
 
-class Step:
-    """One worker's error-feedback step: what the pipeline does before a message is encoded."""
+class CompressStep:
+    """One worker's error-feedback step: all that the path does before a message is encoded."""
 
     def __init__(
-        self, bundle: Bundle, gradient: Tensor, method: str, density: float, never: Tensor,
+        self, bundle: Bundle, gradient: Tensor, method: str, density: float, skipped: Tensor,
         options: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:  # fmt: skip
-        self._bundle, self._never = bundle, never
+        self._bundle, self._skipped = bundle, skipped
         self._pieces = [(0, gradient)]
         config = Config(method=method, density=density, options=options, dense_below=0)
         self._method = config.bound_method
@@ -159,14 +187,16 @@ class Step:
 
     @property
     def delivered(self) -> Delivered | None:
-        """What the last call chose."""
+        """The delivery of the last call."""
         return None if self._bundle.pending is None else self._bundle.pending.delivered
 
     def __call__(self) -> None:
         bundle, choice, method = self._bundle, self._choice, self._method
         if choice.selects:
             method.prefetch(bundle.u, choice.k, bundle.memory)
-        scan = bundle.accumulate(self._pieces, choice.block, self._never, maxima16=choice.maxima16)
+        scan = bundle.accumulate(
+            self._pieces, choice.block, self._skipped, maxima16=choice.maxima16
+        )
         if choice.reason:
             bundle.deliver(Everything(), scan.finite)
             return
@@ -175,33 +205,34 @@ class Step:
         method.learn(bundle.memory, sparse, choice.k)
 
     def achieved(self) -> int:
-        """Entries the last call chose."""
+        """Return the number of entries that the last call chose; padding is not counted."""
         if not isinstance(self.delivered, Entries):
             return self._bundle.entries
         return int((self.delivered.sparse.indices < self._bundle.size).sum())
 
 
-def _floor(sets: Sets) -> list[Callable[[], object]]:
-    """e.add_(g): the 12 bytes an entry that every step must move."""
-    return [_adder(bundle.buffer[: sets.size], gradient) for bundle, gradient in sets]
+def _floor_calls(bundles: RotatingBundles) -> list[Callable[[], object]]:
+    """Return calls of e.add_(g): the 12 bytes per entry that every step must move."""
+    return [_add_call(bundle.buffer[: bundles.size], gradient) for bundle, gradient in bundles]
 
 
-def _adder(residual: Tensor, gradient: Tensor) -> Callable[[], object]:
+def _add_call(residual: Tensor, gradient: Tensor) -> Callable[[], object]:
     return lambda: residual.add_(gradient)
 
 
-def _plain(sets: Sets, k: int) -> list[Callable[[], object]]:
-    return [_topk(gradient, k) for gradient in sets.gradients]
+def _topk_calls(bundles: RotatingBundles, k: int) -> list[Callable[[], object]]:
+    return [_topk_call(gradient, k) for gradient in bundles.gradients]
 
 
-def _topk(u: Tensor, k: int) -> Callable[[], object]:
+def _topk_call(u: Tensor, k: int) -> Callable[[], object]:
     return lambda: torch.topk(u.abs(), k, sorted=False)
 
 
-def _check(
+def _checked_variants(
     sizes: Sequence[int], densities: Sequence[float], methods: Sequence[str], data: Sequence[str],
     options: Sequence[str],
 ) -> list[Variant]:  # fmt: skip
+    """Return the variants of all rows, or raise if an argument is wrong."""
     for density in densities:
         check_density(density)
     for size in sizes:
@@ -211,7 +242,7 @@ def _check(
         if name not in DATA:
             raise unknown("data", name, DATA)
     names = list(dict.fromkeys(["floor", "torch.topk", *methods]))
-    variants = [Variant.of(name, options) for name in names]
+    variants = [Variant.parse(name, options) for name in names]
     for text in options:
         name, equals, _ = text.partition("=")
         if not equals:

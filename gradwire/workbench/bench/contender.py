@@ -1,4 +1,8 @@
-"""One way of averaging gradients, on a model that several of them share."""
+"""Contenders of `bench step`: ways to average gradients, all on one shared model.
+
+The model, its inputs and its optimiser are made once (Task). Each contender wraps them in a
+DistributedDataParallel with a hook of its own (Contender).
+"""
 
 import inspect
 from collections.abc import Callable
@@ -13,24 +17,26 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersg
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.functional import cross_entropy
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.config import Config
 from gradwire.integrate.attached import Attached
 from gradwire.integrate.ddp import attach
 from gradwire.workbench.bench.job import Job
-from gradwire.workbench.bench.norms import without_cudnn
 from gradwire.workbench.models import model_spec
 
 LEARNING_RATE = 1e-4
 POWERSGD_START = 2
+"""Steps that PowerSGD averages uncompressed; its state takes no number below 2."""
 ONE_BUCKET_MB = 1 << 20
+"""A bucket size that holds any model."""
 
 
 class Task:
-    """The network, its examples and its optimiser: what is the same for every contender.
+    """The network, its inputs and its optimiser, which all contenders share.
 
-    shares: whether other ranks are on this GPU too. begins: called when a step does.
+    shares: True if other ranks use this GPU too. on_step: called at the beginning of each step.
     """
 
     def __init__(
@@ -39,19 +45,20 @@ class Task:
         device: torch.device,
         rank: int,
         shares: bool = False,
-        begins: Callable[[], None] = lambda: None,
+        on_step: Callable[[], None] = lambda: None,
     ) -> None:
-        known = model_spec(job.model)
+        spec = model_spec(job.model)
+        # The same seed on every rank makes the parameters equal without a broadcast.
         torch.manual_seed(0)
         with device:
-            self.model = known.build()
+            self.model = spec.build()
         if shares:
             without_cudnn(self.model)
-        self.device, self.begins = device, begins
+        self.device, self.on_step = device, on_step
         torch.manual_seed(rank + 1)
-        self.inputs = examples(known.task, known.shape, self.model, job.batch, device)
+        self.inputs = synthetic_batch(spec.task, spec.shape, self.model, job.batch, device)
         if device.type == "cuda" and self.inputs.dim() == 4:
-            # As one would train there: convolutions of other layouts take 1.4 times as long.
+            # The layout to train in on a GPU: convolutions in others take 1.4 times as long.
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             self.inputs = self.inputs.contiguous(memory_format=torch.channels_last)
         with torch.no_grad():
@@ -67,14 +74,17 @@ class Task:
 
     @property
     def entries(self) -> int:
+        """Entries of all parameters that are trained."""
         return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
 
     def forward(self, ddp: nn.Module) -> Tensor:
+        """Return the loss of one forward pass through `ddp`."""
         with self._precision():
             scores = ddp(self.inputs)
             return cross_entropy(scores.flatten(0, -2), self.targets)
 
     def update(self) -> None:
+        """Take the optimiser's step, and drop the gradients."""
         self.optimizer.step()
         self.optimizer.zero_grad()
 
@@ -84,10 +94,10 @@ class Task:
         return torch.autocast(self.device.type, torch.bfloat16)
 
 
-def examples(
+def synthetic_batch(
     task: str, shape: tuple[int, ...], model: nn.Module, batch: int, device: torch.device
 ) -> Tensor:
-    """A batch of noise, or of random tokens where the network reads words."""
+    """Return a batch of noise, or of random tokens for a network that reads words."""
     if task != "language":
         dtype = next(model.parameters()).dtype
         return torch.randn(batch, *shape, dtype=dtype, device=device)
@@ -97,10 +107,10 @@ def examples(
 
 @dataclass
 class Contender:
-    """A DDP around the shared model with one hook.
+    """A DDP around the shared model, with one method's hook.
 
-    Several DDP objects may share parameters: only the one whose forward pass ran last expects
-    their gradients. Buffers are not broadcast: `noop` would have to wait for that too.
+    Several DDP objects may share parameters: only the DDP whose forward pass ran last expects the
+    gradients. config and wire: None for PyTorch's own methods.
     """
 
     name: str
@@ -109,19 +119,22 @@ class Contender:
     wire: Attached | None = None
 
     @classmethod
-    def of(
+    def build(
         cls, name: str, job: Job, task: Task, group: dist.ProcessGroup | None = None
     ) -> "Contender":
+        """Build the contender `name`; `group` is that of all ranks if None."""
+        # The option's name depends on torch's version. Buffers are not broadcast, because `noop`
+        # would have to wait for the broadcast too.
         known = inspect.signature(DistributedDataParallel).parameters
         buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-        # Parameters are equal by their seed; sending them around once a method would take long.
-        more: dict[str, Any] = {buffers: False, "init_sync": False, "process_group": group}
+        # No init_sync: the parameters are equal by their seed, and each broadcast would take long.
+        arguments: dict[str, Any] = {buffers: False, "init_sync": False, "process_group": group}
         if job.bucket_mb:
-            more["bucket_cap_mb"] = job.bucket_mb
+            arguments["bucket_cap_mb"] = job.bucket_mb
         if name.startswith("powersgd") and task.device.type == "cpu":
-            # Its collectives start in callbacks: on Gloo those of two buckets get mixed up.
-            more["bucket_cap_mb"] = ONE_BUCKET_MB
-        ddp = DistributedDataParallel(task.model, **more)
+            # PowerSGD starts collectives in callbacks; on Gloo two buckets would mix theirs up.
+            arguments["bucket_cap_mb"] = ONE_BUCKET_MB
+        ddp = DistributedDataParallel(task.model, **arguments)
         config = job.config(name)
         if config is not None:
             return cls(name, ddp, config, attach(ddp, config))
@@ -136,13 +149,38 @@ class Contender:
         return cls(name, ddp)
 
     def step(self, task: Task) -> None:
-        task.begins()
+        """Take one training step."""
+        task.on_step()
         task.forward(self.ddp).backward()
         if self.name == "barrier":
             dist.all_reduce(torch.zeros(1, dtype=torch.float32, device=task.device))
         task.update()
 
     def bytes_of(self, entries: int, ranks: int) -> int | None:
-        """What leaves a rank in a step of PyTorch's own, by formula, where there is one."""
+        """Return the bytes per step that leave a rank, by formula; None for methods without one.
+
+        PyTorch's methods have formulas, except PowerSGD. gradwire counts its bytes.
+        """
         width = {"noop": 0, "barrier": 0, "dense": 4, "bf16": 2}.get(self.name)
         return None if width is None else 2 * (ranks - 1) * width * entries // ranks
+
+
+def without_cudnn(model: nn.Module) -> None:
+    """Run the model's batch norms without cuDNN from now on, for ranks that share a GPU.
+
+    cuDNN's batch norm for fp32 in channels_last needs every multiprocessor at once, and waits while
+    a collective runs on one (pytorch/pytorch#80259). On a shared GPU the collective may belong to
+    another rank, which waits for this one. Then neither rank goes on.
+    """
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.register_forward_pre_hook(_cudnn_off)
+            module.register_forward_hook(_cudnn_on, always_call=True)
+
+
+def _cudnn_off(*_: Any) -> None:
+    torch.backends.cudnn.enabled = False
+
+
+def _cudnn_on(*_: Any) -> None:
+    torch.backends.cudnn.enabled = True

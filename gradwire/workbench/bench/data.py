@@ -1,4 +1,4 @@
-"""Vectors to measure on: of the kinds gradients come in, or recorded from a real model."""
+"""Vectors to measure on: synthetic ones that look like gradients, or a recorded gradient."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,15 +11,16 @@ from gradwire.errors import ConfigError, one_line
 
 LAYERS = 40
 LENGTHS = (64, 64, 256, 4096, 36_864, 65_536, 589_824, 1_048_576)
+"""Entries of each layer of `network`, from a norm's bias to a large convolution."""
 
 
 def gaussian(size: int, generator: torch.Generator) -> Tensor:
-    """N(0, 1)."""
+    """Draw entries from N(0, 1)."""
     return torch.randn(size, dtype=torch.float32, device=generator.device, generator=generator)
 
 
 def laplace(size: int, generator: torch.Generator) -> Tensor:
-    """Exponential magnitudes with random signs."""
+    """Draw exponential magnitudes with random signs."""
     magnitudes = torch.empty(size, dtype=torch.float32, device=generator.device).exponential_(
         generator=generator
     )
@@ -27,7 +28,7 @@ def laplace(size: int, generator: torch.Generator) -> Tensor:
 
 
 def t3(size: int, generator: torch.Generator) -> Tensor:
-    """Student's t with three degrees of freedom: heavy tails."""
+    """Draw from Student's t with three degrees of freedom, which has heavy tails."""
     squares = gaussian(size, generator).square()
     for _ in range(2):
         squares += gaussian(size, generator).square()
@@ -35,16 +36,16 @@ def t3(size: int, generator: torch.Generator) -> Tensor:
 
 
 def layers(size: int, generator: torch.Generator) -> Tensor:
-    """40 layers of equal length, each Gaussian with a log-normal scale of its own."""
+    """Draw 40 Gaussian layers of equal length; each layer has a log-normal scale."""
     scales = torch.exp(1.5 * gaussian(LAYERS, generator))
     return gaussian(size, generator) * scales.repeat_interleave(-(-size // LAYERS))[:size]
 
 
 def network(size: int, generator: torch.Generator) -> Tensor:
-    """Layers of 64 to a million entries over and over, the shorter the larger their scale.
+    """Draw layers of 64 to a million entries; the shorter a layer, the larger its scale.
 
-    As in real networks large entries lie together, in small layers, and groups of entries say
-    little about how many there are.
+    As in real networks, large entries lie together in small layers. An estimate from groups of
+    neighbours is therefore poor.
     """
     lengths = torch.tensor(LENGTHS, dtype=torch.int64, device=generator.device).repeat(
         -(-size // sum(LENGTHS))
@@ -54,7 +55,7 @@ def network(size: int, generator: torch.Generator) -> Tensor:
 
 
 def zeros(size: int, generator: torch.Generator) -> Tensor:
-    """N(0, 1), nine in ten of them zero."""
+    """Draw from N(0, 1), and set nine entries in ten to zero."""
     kept = torch.rand(size, dtype=torch.float32, device=generator.device, generator=generator) < 0.1
     return gaussian(size, generator) * kept
 
@@ -62,17 +63,18 @@ def zeros(size: int, generator: torch.Generator) -> Tensor:
 DATA: dict[str, Callable[[int, torch.Generator], Tensor]] = {
     maker.__name__: maker for maker in (gaussian, laplace, t3, layers, network, zeros)
 }
+"""The kinds of vectors by name."""
 
 
-def draw(name: str, size: int, device: torch.device, seed: int) -> Tensor:
-    """`size` fp32 entries of the named kind; the same for the same seed and device."""
+def draw_vector(name: str, size: int, device: torch.device, seed: int) -> Tensor:
+    """Draw `size` fp32 entries of the kind `name`; equal for an equal seed and device."""
     return DATA[name](size, torch.Generator(device).manual_seed(seed))
 
 
 def read_gradient(path: Path) -> Tensor:
-    """The flat fp32 vector in a .npy file, as `gradwire train --record-gradients` writes it."""
+    """Read the flat fp32 vector of a .npy file that `gradwire train --record-gradients` wrote."""
     try:
-        # Mapped, a header cannot promise more than the file has.
+        # Mapped into memory, so a header that promises more than the file has is an error at once.
         array = np.load(path, mmap_mode="r", allow_pickle=False)
         if not isinstance(array, np.ndarray):
             raise ValueError("it is an archive")

@@ -1,4 +1,4 @@
-"""What an encoding costs: bits an entry, and the time to pack and unpack a message."""
+"""The cost of an encoding: bits per entry, and the time to encode and decode a message."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -13,9 +13,9 @@ from gradwire.encode.noise import Noise
 from gradwire.encode.unpack import unpack
 from gradwire.errors import ConfigError
 from gradwire.types import Entries, Sparse
-from gradwire.workbench.bench.clock import graphed, measure
-from gradwire.workbench.bench.compress import Sets, Step
-from gradwire.workbench.bench.row import device_name, versions
+from gradwire.workbench.bench.clock import capture_graph, time_calls
+from gradwire.workbench.bench.compress import CompressStep, RotatingBundles
+from gradwire.workbench.bench.row import device_name, software_versions
 
 ENCODINGS = (
     "fp32+int32", "bf16+int32", "fp32+packed", "bf16+packed", "fp16+packed", "int8+packed",
@@ -27,11 +27,11 @@ ENCODINGS = (
 class EncodeRow:
     """Microseconds for one message of k entries, and the selection step beside it.
 
-    encode: Sparse to buffer. decode: buffer to Sparse; nothing for what the mean reads as it is.
-    Both alone, so on a GPU mostly what a launch costs the host. device: both as a captured graph
-    (CUDA only). select: the top-k error-feedback step in the same run. added: what both add to that
-    step when they follow it, launched one by one (on a CPU their sum). share: added over select.
-    spread: one message into the bucket.
+    encode: Sparse to buffer. decode: buffer to Sparse; 0 for a plain encoding, because the mean
+    reads its buffer directly. Each is measured alone, so on a GPU mostly the host's launch is seen.
+    device: the sum of both in a captured graph (CUDA only). select: the top-k error-feedback step
+    in the same run. added: the time that both add to this step when launched after it; on a CPU
+    their sum. share: added / select. spread: writing one message into the bucket.
     """
 
     encoding: str
@@ -61,61 +61,68 @@ def bench_encode(
     device: torch.device,
     repeat: int = 30,
 ) -> Iterator[EncodeRow]:
-    """A row an encoding, for each size and density."""
-    codes = {name: parse(name) for name in encodings}
+    """Yield one row per encoding, for each size and density."""
+    codes = {name: parse_encoding(name) for name in encodings}
     for size in sizes:
-        sets = Sets(size, device)
-        entries = sets.bundles[0].size
+        bundles = RotatingBundles(size, device)
+        entries = bundles.all[0].size
         for density in densities:
-            steps = [Step(b, g, "topk", density, sets.never) for b, g in sets]
-            measure(steps, device, 1, 5)
+            steps = [
+                CompressStep(bundle, gradient, "topk", density, bundles.never_skipped)
+                for bundle, gradient in bundles
+            ]
+            # Not for its time: afterwards every step holds the selection to encode.
+            time_calls(steps, device, 1, 5)
             for name, encoding in codes.items():
-                yield _row(name, encoding, steps, entries, density, device, repeat)
-        del sets
+                yield _measure_row(name, encoding, steps, entries, density, device, repeat)
+        del bundles
 
 
-def parse(name: str) -> Encoding:
-    """ "int8+packed" or "int8+packed+stochastic"."""
+def parse_encoding(name: str) -> Encoding:
+    """Parse VALUES+INDICES, optionally +ROUNDING: "int8+packed", "int8+packed+stochastic"."""
     parts = name.split("+")
     if not 2 <= len(parts) <= 3:
         raise ConfigError(f"an encoding is VALUES+INDICES or VALUES+INDICES+ROUNDING, got {name!r}")
     return Encoding(*parts)
 
 
-def _chosen(step: Step, size: int) -> Sparse:
+def _selected(step: CompressStep, size: int) -> Sparse:
+    """Return the selection of the last call, or raise if the step sends everything."""
     if not isinstance(step.delivered, Entries):
         raise ConfigError(f"size {size:,}: at this density everything is sent, as it is")
     return step.delivered.sparse
 
 
-def _row(
-    name: str, encoding: Encoding, steps: Sequence[Step], size: int, density: float,
+def _measure_row(
+    name: str, encoding: Encoding, steps: Sequence[CompressStep], size: int, density: float,
     device: torch.device, repeat: int,
 ) -> EncodeRow:  # fmt: skip
-    sparse = _chosen(steps[0], size)
+    """Measure one encoding on the selection of the first step, and return its row."""
+    sparse = _selected(steps[0], size)
     finite = torch.ones((), dtype=torch.bool, device=device)
     stochastic = encoding.rounding == "stochastic"
     noise = Noise(0, 0, torch.zeros((), dtype=torch.int64, device=device)) if stochastic else None
     k = sparse.capacity
 
-    def put() -> Message:
+    def write() -> Message:
         return encode(sparse, finite, encoding, noise=noise)
 
-    message = put()
+    message = write()
     rows = message.buffer.unsqueeze(0)
 
-    def get() -> torch.Tensor:
+    def read() -> torch.Tensor:
         return unpack(rows, size, k, message.encoding)
 
     def mean() -> object:
         return kernels.mean_of_messages(plain, message.buffer, size, k, torch.float32)
 
-    plain = get()
-    calls: list[Callable[[], object]] = [put] if message.encoding.plain else [put, get]
-    times = [1e3 * measure([call], device, repeat, 5).ms for call in calls] + [0.0]
-    spread = 1e3 * measure([mean], device, repeat, 5).ms
+    plain = read()
+    calls: list[Callable[[], object]] = [write] if message.encoding.plain else [write, read]
+    # The second time is 0 for a plain encoding.
+    times = [1e3 * time_calls([call], device, repeat, 5).ms for call in calls] + [0.0]
+    spread = 1e3 * time_calls([mean], device, repeat, 5).ms
 
-    def following(step: Step) -> Callable[[], None]:
+    def step_then_calls(step: CompressStep) -> Callable[[], None]:
         def run() -> None:
             step()
             for call in calls:
@@ -123,21 +130,24 @@ def _row(
 
         return run
 
-    select = 1e3 * measure(steps, device, repeat, 5).ms
+    select = 1e3 * time_calls(steps, device, repeat, 5).ms
     added, on_device = sum(times), None
     if device.type == "cuda":
-        added = 1e3 * measure([following(step) for step in steps], device, repeat, 5).ms - select
-        on_device = 1e3 * sum(measure([graphed(c)], device, repeat, 5).ms / 10 for c in calls)
+        followed = [step_then_calls(step) for step in steps]
+        added = 1e3 * time_calls(followed, device, repeat, 5).ms - select
+        on_device = 1e3 * sum(
+            time_calls([capture_graph(c)], device, repeat, 5).ms / 10 for c in calls
+        )
     return EncodeRow(
         name, size, k, round(8 * nbytes(k, encoding, size) / k, 2), round(times[0], 2),
         round(times[1], 2), None if on_device is None else round(on_device, 2), round(select, 2),
         round(added, 2), round(added / select, 4), round(spread, 2), density, device_name(device),
-        versions(device),
+        software_versions(device),
     )  # fmt: skip
 
 
 def encode_table(rows: Sequence[EncodeRow]) -> Table:
-    """One line an encoding; narrow enough for 80 columns."""
+    """Return a table of one line per encoding, at most 80 columns wide."""
     title = f"{rows[0].device}; {rows[0].versions}; microseconds"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     names = ("encoding", "k", "bits", "encode", "decode", "select", "added", "share", "spread")

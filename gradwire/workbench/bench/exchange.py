@@ -1,4 +1,7 @@
-"""What an exchange costs and what arrives, for 2 to 64 virtual workers."""
+"""The cost of each exchange among virtual workers, and the share of the gradient that arrives.
+
+The workers live in one process without a network, so bytes and rounds are counted, not timed.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -17,19 +20,19 @@ from gradwire.registry import parse_options
 from gradwire.stages import STAGES
 from gradwire.state.choice import REASONS
 from gradwire.types import align
-from gradwire.workbench.bench.data import DATA, draw
-from gradwire.workbench.bench.row import device_name, versions
+from gradwire.workbench.bench.data import DATA, draw_vector
+from gradwire.workbench.bench.row import device_name, software_versions
 
 
 @dataclass(frozen=True)
 class ExchangeRow:
     """One exchange among `ranks` virtual workers.
 
-    bytes: the most that left a worker in a step, counted; predicted: by the exchange's formula;
-    dense: by a ring all-reduce. rounds: how often a worker waits for another. energy: of the mean
-    gradient's energy, what the update of a first step delivers. union: entries of that update over
-    k, where not all are sent. seconds: one worker's, a stage; virtual workers have no network, so
-    `exchange` is not among them. why: what kept it from running, or sent everything instead.
+    bytes: the most that left any worker per step, counted. predicted: the same by the exchange's
+    formula. dense: the bytes of a ring all-reduce. rounds: the times that a worker waits for
+    another per step. energy: the share of the mean gradient's energy that the first update
+    delivers. union: entries of this update / k; None if everything is sent. seconds: one worker's
+    seconds per stage, without `exchange`. why: the error, or the reason to send everything.
     """
 
     exchange: str
@@ -71,9 +74,10 @@ def bench_exchange(
     options: Sequence[str] = (),
     steps: int = 3,
 ) -> Iterator[ExchangeRow]:
-    """Rows as they are measured. Workers share `correlation` of their gradient's variance.
+    """Yield each row once it is measured.
 
-    Dense exchanges send everything. `options` ("name=value") go to the exchanges that have them.
+    Any two workers' gradients have the given correlation. An exchange that takes whole gradients
+    sends everything. `options` ("name=value") go to the exchanges that have them.
     """
     for name in exchanges:
         if name not in EXCHANGES:
@@ -90,49 +94,52 @@ def bench_exchange(
         if not any(option in EXCHANGES[name].options for name in exchanges):
             raise ConfigError(f"none of {', '.join(exchanges)} has an option {option!r}")
     for count in ranks:
-        gradients = correlated(data, size, count, correlation, device)
+        gradients = correlated_gradients(data, size, count, correlation, device)
         mean = torch.stack(gradients).mean(0)
         for name in exchanges:
-            known = EXCHANGES[name]
-            own = [text for text in options if text.partition("=")[0] in known.options]
+            exchange = EXCHANGES[name]
+            accepted = [text for text in options if text.partition("=")[0] in exchange.options]
             config = Config(
-                method="dense" if EXCHANGES[name].whole else method,
+                method="dense" if exchange.whole else method,
                 exchange=name,
                 density=density,
-                # What an exchange cannot send in this encoding it sends as fp32.
-                values=values if values in known.values else "fp32",
+                # An exchange that cannot send these values sends fp32.
+                values=values if values in exchange.values else "fp32",
                 indices=indices,
-                options=parse_options(own, method, name),
+                options=parse_options(accepted, method, name),
                 dense_below=0,
             )
-            seen = _measure(config, gradients, mean, steps)
+            measured = _measure_exchange(config, gradients, mean, steps)
             yield ExchangeRow(
                 exchange=name, ranks=count, size=size, k=entry_count(density, size),
                 dense=2 * (count - 1) * 4 * size // count, density=density,
                 encoding=f"{config.values}+{indices}", correlation=correlation, data=data,
-                device=device_name(device), versions=versions(device), **seen,
+                device=device_name(device), versions=software_versions(device), **measured,
             )  # fmt: skip
 
 
-def correlated(
+def correlated_gradients(
     data: str, size: int, ranks: int, correlation: float, device: torch.device
 ) -> list[Tensor]:
-    """A gradient a worker; any two have that correlation."""
-    shared = draw(data, size, device, 0) * correlation**0.5
-    own = (1 - correlation) ** 0.5
-    return [shared + own * draw(data, size, device, rank + 1) for rank in range(ranks)]
+    """Return one gradient per worker; any two have the given correlation."""
+    shared = draw_vector(data, size, device, 0) * correlation**0.5
+    private = (1 - correlation) ** 0.5
+    return [shared + private * draw_vector(data, size, device, rank + 1) for rank in range(ranks)]
 
 
-def _measure(config: Config, gradients: list[Tensor], mean: Tensor, steps: int) -> dict[str, Any]:
+def _measure_exchange(
+    config: Config, gradients: list[Tensor], mean: Tensor, steps: int
+) -> dict[str, Any]:
+    """Average the gradients for `steps` steps; return the measured fields of a row."""
     ranks, size = len(gradients), mean.numel()
     k = entry_count(config.density, size)
-    none = dict.fromkeys(("bytes", "predicted", "rounds", "energy", "union"))
+    empty = dict.fromkeys(("bytes", "predicted", "rounds", "energy", "union"))
     try:
         cluster = VirtualCluster(ranks, config)
         update = cluster.average(gradients)
     except GradwireError as error:
-        return {**none, "seconds": {}, "why": str(error)}
-    # On CUDA the second step compiles, too: only then does the scan know what was sent.
+        return {**empty, "seconds": {}, "why": str(error)}
+    # On CUDA the second step compiles too, because only then does the scan settle a delivery.
     warm = min(2, steps - 1) if mean.device.type == "cuda" else 1
     for _ in range(warm - 1):
         cluster.average(gradients)

@@ -1,4 +1,4 @@
-"""What `bench step` is asked to do, checked before a rank starts, and one row of its answer."""
+"""The settings of one `bench step`, checked before any rank starts."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -11,25 +11,30 @@ from gradwire.workbench.models import MODELS, model_spec
 
 POWERSGD = ("powersgd-1", "powersgd-2", "powersgd-4", "powersgd-8")
 BASELINES = ("noop", "barrier", "dense", "bf16", *POWERSGD)
-"""PyTorch's own hooks; `noop` sends nothing, `dense` is DDP without a hook. `barrier` is noop, with
-ranks that wait for each other once a step."""
+"""Methods of PyTorch, without gradwire.
+
+`noop` sends nothing. `dense` is DDP without a hook. `barrier` is noop, and the ranks wait for each
+other once per step.
+"""
 
 DTYPES = ("fp32", "bf16")
 
 COPIES = 3
-"""Of the model's fp32 size, for each method: DDP's buckets, the residual, the mean."""
+"""Copies of the model in fp32 that each method needs: DDP's buckets, the residual, the mean."""
 
 
 @dataclass(frozen=True)
 class Job:
     """Training steps of `model` on every rank, by each of `methods` in turn.
 
-    batch: examples a rank. autocast: fp32 is none. seconds: a method is dropped from the rounds
-    that are left when its timed steps have taken this long; 0 is never. bucket_mb: DDP's buckets,
-    0 as DDP has them. trace: a folder for timelines, or nothing. alone: also measure each method
-    without a network, for the planner's check. delay: seconds of latency asked of the lab; latency:
-    what is measured. at_most: no round begins after so many seconds, and no method is made ready
-    after half of them; 0 is no limit.
+    batch: examples per rank. autocast: "bf16", or "fp32" for none. seconds: once the timed steps of
+    a method have taken this long, the method takes part in no further round; 0 is no limit.
+    bucket_mb: the size of DDP's buckets, 0 for DDP's default. trace: a folder for timelines, or "".
+    alone: True also measures each method without a network, for the planner's check.
+    link: the lab's link, such as "1gbit", or "". rate and measured: its bits per second, as set and
+    as measured. delay: the latency in seconds that the lab adds; latency: the measured one.
+    at_most: no round begins after this many seconds, and no method is made ready after half of
+    them; 0 is no limit.
     """
 
     model: str
@@ -53,8 +58,7 @@ class Job:
     latency: float | None = None
 
     def __post_init__(self) -> None:
-        known = model_spec(self.model)
-        if known.task == "speech":
+        if model_spec(self.model).task == "speech":
             usable = sorted(name for name, m in MODELS.items() if m.task != "speech")
             raise ConfigError(
                 f"model {self.model!r} learns from sound, for which there is no synthetic input. "
@@ -76,9 +80,9 @@ class Job:
             raise unknown("autocast", self.autocast, DTYPES)
 
     def config(self, name: str) -> Config | None:
-        """What gradwire does for `name`; None for one of PyTorch's own.
+        """Return gradwire's configuration for the method `name`; None for a method of PyTorch.
 
-        `topk/union` names method and exchange; fields of Config may follow:
+        `topk/union` names method and exchange. Fields of Config may follow:
         `topk:bundle_mb=100:values=fp32`.
         """
         if name in BASELINES:
@@ -87,30 +91,36 @@ class Job:
         if method.partition("/")[0] not in METHODS:
             raise unknown("method", name.partition("/")[0], [*BASELINES, *METHODS])
         values = "fp32" if "/dense" in method else self.values
-        given: dict[str, Any] = {"values": values, "indices": self.indices, "density": self.density}
+        settings: dict[str, Any] = {
+            "values": values,
+            "indices": self.indices,
+            "density": self.density,
+        }
         for text in fields:
             key, equals, value = text.partition("=")
             if not equals:
                 raise ConfigError(f"method {name!r}: {text!r} must be FIELD=VALUE")
-            given[key] = _value(value)
-        return configure(None, {"method": method, **given})
+            settings[key] = _parse_value(value)
+        return configure(None, {"method": method, **settings})
 
     @property
     def memory(self) -> int:
-        """Bytes for a rank's parameters and gradients, and for what each method holds beside."""
+        """Bytes of a rank: its parameters and gradients, and the buffers of every method."""
         return 4 * model_spec(self.model).parameters * (2 + COPIES * len(self.methods))
 
-    def json(self) -> str:
+    def to_json(self) -> str:
+        """Return the job as text, for the processes of the ranks."""
         return json.dumps(asdict(self))
 
     @classmethod
-    def read(cls, text: str) -> "Job":
+    def from_json(cls, text: str) -> "Job":
+        """Return the job that `to_json` wrote."""
         fields = json.loads(text)
         return cls(**{**fields, "methods": tuple(fields["methods"])})
 
 
-def _value(text: str) -> Any:
-    """A number, true or false where it reads as one; else the word itself."""
+def _parse_value(text: str) -> Any:
+    """Return a number, True or False if the text reads as one; otherwise the text."""
     try:
         return json.loads(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Seconds of consecutive steps, and bytes that left, without stopping the device in between."""
+"""Seconds of consecutive steps, and bytes that left this rank."""
 
 import itertools
 import time
@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 
 
-def laps(step: Callable[[], object], count: int, device: torch.device) -> list[float]:
-    """The seconds of `count` steps that follow one which is not timed.
+def lap_seconds(step: Callable[[], object], count: int, device: torch.device) -> list[float]:
+    """Return the seconds of each of `count` steps; one more step before them is not timed.
 
-    On CUDA the steps are launched one after the other as in training; events between them give
-    the time of each.
+    On CUDA the steps are launched one after the other as in training, without waiting. Events
+    between the steps give the time of each.
     """
     step()
     if device.type != "cuda":
@@ -30,17 +30,18 @@ def laps(step: Callable[[], object], count: int, device: torch.device) -> list[f
     return [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(marks)]
 
 
-def bytes_left(interface: str) -> int:
-    """What has left by `interface` so far, headers included."""
+def interface_bytes_sent(interface: str) -> int:
+    """Return the bytes that have left by `interface`, headers included; 0 if it is absent."""
     for line in Path("/proc/net/dev").read_text().splitlines():
         name, _, numbers = line.partition(":")
         if name.strip() == interface:
+            # The ninth number of a line is "bytes transmitted".
             return int(numbers.split()[8])
     return 0
 
 
-def quantiles(times: Sequence[float]) -> dict[str, float]:
-    """p20, median and p80."""
+def time_quantiles(times: Sequence[float]) -> dict[str, float]:
+    """Return p20, median and p80."""
     shares = torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)
     cuts = torch.quantile(torch.tensor(times, dtype=torch.float64), shares).tolist()
     return dict(zip(("p20", "median", "p80"), [round(x, 7) for x in cuts], strict=True))

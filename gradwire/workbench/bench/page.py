@@ -1,4 +1,4 @@
-"""A page that compares methods: what they cost, how many they choose, how good the choice is."""
+"""An HTML page that compares methods: their time, the entries they choose, and the quality."""
 
 import io
 import os
@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from gradwire.workbench.bench.row import Row
-from gradwire.workbench.bench.show import as_count
+from gradwire.workbench.bench.show import short_count
 from gradwire.workbench.report.curves import COLOURS, FAINT, INK, dress, inline, unset
 from gradwire.workbench.report.page import STYLE
 
 PAGE = "methods.html"
 CHARTS: tuple[tuple[str, Callable[[Row], float | None], float], ...] = (
     ("Time of a step over the memory floor", lambda r: r.ratio, 1),
-    ("Entries chosen over entries asked for (n/k)", lambda r: _chose(r, r.achieved / r.k), 1),
+    (
+        "Entries chosen over entries asked for (n/k)",
+        lambda r: _if_selects(r, r.achieved / r.k),
+        1,
+    ),
     ("Energy chosen over that of the exact top k", lambda r: r.energy, 1),
     ("Share of the exact top k that was found", lambda r: r.recall, 1),
 )
@@ -23,20 +27,22 @@ SHAPES = (("o", "&#9679;"), ("s", "&#9632;"), ("D", "&#9670;"), ("^", "&#9650;")
 COLUMNS = ("Method", "Data", "Entries", "Density", "n/k", "Energy", "Recall", "ms", "Of the floor")
 
 
-def write_page(rows: Sequence[Row], folder: Path) -> Path:
-    """Writes `folder`/methods.html, one file without outside resources, and returns its path."""
+def write_methods_page(rows: Sequence[Row], folder: Path) -> Path:
+    """Write `folder`/methods.html, one file without outside resources, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
+    # Replaced at once, so a reader never sees half a page.
     scratch = folder / (PAGE + ".tmp")
-    scratch.write_text(_page(rows), encoding="utf-8", errors="xmlcharrefreplace")
+    scratch.write_text(_render_page(rows), encoding="utf-8", errors="xmlcharrefreplace")
     os.replace(scratch, folder / PAGE)
     return folder / PAGE
 
 
-def _page(rows: Sequence[Row]) -> str:
-    groups = _groups(rows)
+def _render_page(rows: Sequence[Row]) -> str:
+    """Return the page as HTML."""
+    groups = _group_rows(rows)
     keys = "".join(
         f'<li><b style="color:{colour}">{sign}</b> {escape(name)}</li>'
-        for name, (colour, _, sign) in zip(groups, _looks(groups), strict=True)
+        for name, (colour, _, sign) in zip(groups, _styles(groups), strict=True)
     )
     figures = "".join(
         f'<figure role="img" aria-label="{escape(caption)}"><figcaption>{escape(caption)}'
@@ -61,28 +67,31 @@ def _page(rows: Sequence[Row]) -> str:
     )
 
 
-def _chose(row: Row, value: float) -> float | None:
-    """Only for rows that choose."""
+def _if_selects(row: Row, value: float) -> float | None:
+    """Return `value` for a row of a method that selects entries, None for any other row."""
     return value if row.energy is not None else None
 
 
-def _groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Rows of one look: of one size, density and kind of data, as far as these differ."""
+def _group_rows(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Group rows by size, density and kind of data; a property that all rows share is left out.
+
+    The keys are the groups' names in the legend.
+    """
     fields = ("data", "size", "density")
     differ = [f for f in fields if len({getattr(r, f) for r in rows}) > 1] or ["data"]
-    out: dict[str, list[Row]] = {}
+    groups: dict[str, list[Row]] = {}
     for row in rows:
         words = {
             "data": row.data,
-            "size": as_count(row.size),
+            "size": short_count(row.size),
             "density": f"{100 * row.density:g} %",
         }
-        out.setdefault(", ".join(words[f] for f in differ), []).append(row)
-    return out
+        groups.setdefault(", ".join(words[f] for f in differ), []).append(row)
+    return groups
 
 
-def _looks(groups: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """A colour and a shape for each, the shape as matplotlib and as text name it."""
+def _styles(groups: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Return (colour, matplotlib's marker, the same marker as an HTML entity) for each group."""
     n = len(COLOURS)
     return [(COLOURS[i % n], *SHAPES[i // n % len(SHAPES)]) for i in range(len(groups))]
 
@@ -90,7 +99,11 @@ def _looks(groups: dict[str, Any]) -> list[tuple[str, str, str]]:
 def _chart(
     groups: dict[str, list[Row]], value: Callable[[Row], float | None], salt: str, mark: float
 ) -> str:
-    """A dot a row, a line a method; the dashed line is where exact and free would be."""
+    """Draw one chart as SVG: one dot per row, one line per method.
+
+    mark: the value of an exact choice at no cost, drawn as a dashed line. salt: makes the ids in
+    the SVG the same in every run.
+    """
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -102,9 +115,9 @@ def _chart(
         figure = Figure(figsize=(4.6, 1.0 + 0.24 * len(methods)), layout="constrained")
         FigureCanvasSVG(figure)
         axes = figure.add_subplot()
-        for rows, (colour, shape, _) in zip(groups.values(), _looks(groups), strict=True):
-            seen = [(v, methods.index(r.method)) for r in rows if (v := value(r)) is not None]
-            x, y = [v for v, _ in seen], [line for _, line in seen]
+        for rows, (colour, shape, _) in zip(groups.values(), _styles(groups), strict=True):
+            dots = [(v, methods.index(r.method)) for r in rows if (v := value(r)) is not None]
+            x, y = [v for v, _ in dots], [line for _, line in dots]
             axes.scatter(x, y, s=26, color=colour, marker=shape, alpha=0.85, linewidths=0)
         values = [v for _, v in points if v]
         if values and max(values) > 5 * min(values):
@@ -113,13 +126,14 @@ def _chart(
         axes.set_yticks(range(len(methods)), [unset(name) for name in methods])
         axes.xaxis.set_major_formatter(lambda v, _: f"{v:g}")
         dress(axes, INK, FAINT)
-        out = io.StringIO()
-        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
-    return inline(out.getvalue())
+        svg = io.StringIO()
+        figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None})
+    return inline(svg.getvalue())
 
 
 def _cells(row: Row) -> list[str]:
-    share = _chose(row, row.achieved / row.k)
+    """Return the row's cells of the table, as HTML."""
+    share = _if_selects(row, row.achieved / row.k)
     numbers = ["-" if v is None else f"{v:.3g}" for v in (share, row.energy, row.recall)]
     return [
         escape(row.method), escape(row.data), f"{row.size:,}", f"{100 * row.density:g} %",

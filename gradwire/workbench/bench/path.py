@@ -1,4 +1,4 @@
-"""The whole local path: gradient in, mean of four ranks' messages out, no network between."""
+"""Calls that time the whole local path: from a gradient to the mean of four ranks, no network."""
 
 from collections.abc import Callable, Sequence
 
@@ -17,8 +17,8 @@ from gradwire.state.choice import choose
 RANKS = 4
 
 
-class Replay(VirtualGroup):
-    """A group of RANKS whose other members have already sent; this one is the first."""
+class _ReplayGroup(VirtualGroup):
+    """A group of RANKS as rank 0 sees it; the messages of the other ranks have already arrived."""
 
     def __init__(self, gathered: Tensor) -> None:
         super().__init__(VirtualRanks(RANKS), rank=0)
@@ -29,21 +29,18 @@ class Replay(VirtualGroup):
         return self._gathered
 
 
-def local_path(
-    sets: Sequence[tuple[Bundle, Tensor]], never: Tensor, density: float
+def local_path_calls(
+    pairs: Sequence[tuple[Bundle, Tensor]], skipped: Tensor, density: float
 ) -> tuple[list[Callable[[], object]], list[Callable[[], object]]]:
-    """Calls that take one gradient through the pipeline, and calls of their floor.
+    """Return calls that take one gradient each through the path, and calls of their floor.
 
-    The floor, 16 bytes an entry: read gradient and residual, write residual, write the mean.
+    The floor is 16 bytes per entry: read gradient and residual, write residual, write the mean.
     """
     config = Config(method="topk", density=density)
-    choice = choose(sets[0][0], config, 0, RANKS, False)
-    messages = [_message(sets[0][0], choice.k, config, seed) for seed in range(RANKS)]
-    group = Replay(torch.stack(messages))
-    outs = [
-        torch.empty(bundle.size + 1, dtype=torch.float32, device=never.device)
-        for bundle, _ in sets[:1]
-    ]
+    choice = choose(pairs[0][0], config, 0, RANKS, False)
+    messages = [_message_of_noise(pairs[0][0], choice.k, config, seed) for seed in range(RANKS)]
+    group = _ReplayGroup(torch.stack(messages))
+    floor_mean = torch.empty(pairs[0][0].size + 1, dtype=torch.float32, device=skipped.device)
 
     def step(bundle: Bundle, gradient: Tensor) -> Callable[[], object]:
         bundle.buffer.zero_()
@@ -51,20 +48,20 @@ def local_path(
         pieces = [(0, gradient)]
 
         def run() -> None:
-            into = Target(bundle.size, never.device)
-            path.average(path.Step(bundle, pieces, choice, config, group, never, into))
+            into = Target(bundle.size, skipped.device)
+            path.average(path.Step(bundle, pieces, choice, config, group, skipped, into))
 
         return run
 
     def floor(bundle: Bundle, gradient: Tensor) -> Callable[[], object]:
         residual = bundle.buffer[: gradient.numel()]
-        return lambda: (residual.add_(gradient), outs[0].zero_())
+        return lambda: (residual.add_(gradient), floor_mean.zero_())
 
-    return [step(*pair) for pair in sets], [floor(*pair) for pair in sets]
+    return [step(*pair) for pair in pairs], [floor(*pair) for pair in pairs]
 
 
-def _message(bundle: Bundle, k: int, config: Config, seed: int) -> Tensor:
-    """What another rank would send: the largest entries of noise."""
+def _message_of_noise(bundle: Bundle, k: int, config: Config, seed: int) -> Tensor:
+    """Return the message of another rank: the largest entries of noise."""
     device = bundle.buffer.device
     generator = torch.Generator(device).manual_seed(seed + 1)
     u = torch.randn(bundle.size, dtype=torch.float32, device=device, generator=generator)

@@ -1,4 +1,4 @@
-"""One row of a benchmark, the same fields for every method and device."""
+"""One row of `bench compress`: the same fields for every method and device."""
 
 import platform
 from dataclasses import asdict, dataclass
@@ -14,10 +14,10 @@ from gradwire.workbench.bench.clock import Timing
 class Row:
     """A method's time for one error-feedback step on `size` entries, and the floor beside it.
 
-    achieved: entries that were chosen in a first step. energy: theirs over that of the exact top k.
-    recall: the share of the exact top k among them. timed: entries chosen in the last step that was
-    timed. floor_ms: the floor of this row in the same run. ratio: ms / floor_ms. gbps: the floor's
-    bytes over this row's time.
+    achieved: the entries chosen in a first step. energy: the energy of these entries / that of the
+    exact top k. recall: the share of the exact top k among these entries. timed: the entries chosen
+    in the last timed step. floor_ms: the floor's time in the same run. ratio: ms / floor_ms.
+    gbps: the floor's bytes / this row's time.
     """
 
     method: str
@@ -39,16 +39,18 @@ class Row:
     timed: int
 
     @classmethod
-    def of(
+    def from_timings(
         cls, method: str, size: int, density: float, k: int, achieved: int,
         time: Timing, floor: Timing, nbytes: int, device: torch.device, data: str = "gaussian",
         energy: float | None = None, recall: float | None = None, timed: int | None = None,
     ) -> "Row":  # fmt: skip
+        """Return the row of a method that took `time`; nbytes: the bytes that the floor moves."""
         return cls(
             method, size, k, achieved, round(time.ms, 5), round(floor.ms, 5),
             round(time.ms / floor.ms, 4), round(time.p20, 5), round(time.p80, 5),
-            round(nbytes / time.ms / 1e6, 1), density, device_name(device), versions(device),
-            data, energy, recall, achieved if timed is None else timed,
+            round(nbytes / time.ms / 1e6, 1), density, device_name(device),
+            software_versions(device), data, energy, recall,
+            achieved if timed is None else timed,
         )  # fmt: skip
 
     def asdict(self) -> dict[str, Any]:
@@ -56,14 +58,14 @@ class Row:
 
 
 def device_name(device: torch.device) -> str:
-    """The name of the GPU, or of the processor's kind and its threads."""
+    """Return the name of the GPU, or the processor's architecture and the number of threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{platform.machine()}, {torch.get_num_threads()} threads"
 
 
-def versions(device: torch.device) -> str:
-    """What was measured, and on top of what."""
+def software_versions(device: torch.device) -> str:
+    """Return the versions of gradwire, torch, triton (CUDA only) and Python."""
     parts = [f"gradwire {__version__}", f"torch {torch.__version__}"]
     if device.type == "cuda":
         import triton

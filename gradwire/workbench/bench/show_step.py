@@ -8,21 +8,21 @@ from rich.table import Table
 
 from gradwire.plan.rate import show_rate
 from gradwire.stages import STAGES
-from gradwire.workbench.bench.show import as_count
+from gradwire.workbench.bench.show import short_count
 
-Row = Mapping[str, Any]
+StepFields = Mapping[str, Any]
 WIDTH = 100
-"""Columns below which numbers would be cut off."""
+"""The width of a terminal, in columns, below which numbers would be cut off."""
 
 
-def step_tables(rows: Sequence[Row]) -> Group:
-    """A line a method; milliseconds."""
+def step_tables(rows: Sequence[StepFields]) -> Group:
+    """Return a table of one line per method, and a table of gradwire's stages if there are any."""
     first = rows[0]
     asked = first["link"]["asked"]
-    where = f"links of {show_rate(asked)}" if asked else "no shaped link"
+    network = f"links of {show_rate(asked)}" if asked else "no shaped link"
     title = (
-        f"{first['model']}, {first['ranks']} ranks, {where}, batch {first['batch']}, "
-        f"{first['dtype']}; {first['device']}, {first['cores']} cores; milliseconds a step"
+        f"{first['model']}, {first['ranks']} ranks, {network}, batch {first['batch']}, "
+        f"{first['dtype']}; {first['device']}, {first['cores']} cores; milliseconds per step"
     )
     names = ("ms", "p20", "p80", "steps", "efficiency", "bytes", "exposed", "hidden")
     table = _table(title, names)
@@ -35,12 +35,13 @@ def step_tables(rows: Sequence[Row]) -> Group:
         return Group(table)
     parts = _table("milliseconds in each stage of a step", ("bundles", *STAGES))
     for row in ours:
-        times = (_ms(row["stages"][name]) for name in STAGES)
+        times = (_milliseconds(row["stages"][name]) for name in STAGES)
         parts.add_row(row["method"], str(row["bundles"]), *times)
     return Group(table, parts)
 
 
 def _table(title: str, names: Sequence[str]) -> Table:
+    """Return an empty table with a column of methods and columns of numbers."""
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     table.add_column("method", no_wrap=True)
     for name in names:
@@ -48,20 +49,21 @@ def _table(title: str, names: Sequence[str]) -> Table:
     return table
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: StepFields) -> list[str]:
     seconds = row["seconds"]
     sent = row["bytes"] if row["wire_bytes"] is None else row["wire_bytes"]
     return [
-        *(_ms(seconds[name]) for name in ("median", "p20", "p80")),
+        *(_milliseconds(seconds[name]) for name in ("median", "p20", "p80")),
         str(row["iterations"]),
         f"{row['efficiency']:.3f}",
-        "" if sent is None else as_count(sent),
-        _ms(row["exposed"]),
-        _ms(row["hidden"]),
+        "" if sent is None else short_count(sent),
+        _milliseconds(row["exposed"]),
+        _milliseconds(row["hidden"]),
     ]
 
 
-def _ms(seconds: float | None) -> str:
+def _milliseconds(seconds: float | None) -> str:
+    """Return `seconds` as milliseconds; an empty cell for None."""
     if seconds is None:
         return ""
     ms = 1e3 * seconds

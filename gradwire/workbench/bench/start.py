@@ -1,4 +1,4 @@
-"""Starts the ranks of `bench step`: in the lab, on loopback, or as the ranks torchrun made."""
+"""Start of `bench step`: in the lab, on loopback, or on the ranks that torchrun has started."""
 
 import json
 import sys
@@ -17,33 +17,40 @@ from gradwire.workbench.train.place import under_torchrun
 
 
 def bench_step(job: Job, ranks: int, say: Callable[[str], object]) -> list[dict[str, Any]]:
-    """The rows of every method; `say` is told of the links."""
+    """Measure every method of the job, and return the rows; `say` prints the lab's links.
+
+    Under torchrun every rank calls this function, and every rank gets the rows (collective).
+    """
     if under_torchrun():
         if job.link:
             raise ConfigError(f"link={job.link!r}: under torchrun the network is what it is")
-        from gradwire.workbench.bench.step_rank import rows_of
+        from gradwire.workbench.bench.step_rank import measure_rank
 
-        return rows_of(job)
+        return measure_rank(job)
     if job.delay and not job.link:
         raise ConfigError(f"latency={job.delay:g} s is the lab's: give a link too, such as 1gbit")
     lab = Lab(ranks, job.link, job.delay) if job.link else None
     check_memory(ranks, job.memory if job.device == "cpu" else 0)
     if lab is None:
-        return _rows(Loopback(ranks), job)
+        return _run_job(Loopback(ranks), job)
     with lab:
         say(lab.describe())
-        return _rows(lab, replace(job, rate=lab.rate, measured=lab.measured))
+        return _run_job(lab, replace(job, rate=lab.rate, measured=lab.measured))
 
 
-def _rows(network: RankNetwork, job: Job) -> list[dict[str, Any]]:
+def _run_job(network: RankNetwork, job: Job) -> list[dict[str, Any]]:
+    """Run the job on all ranks of a network as processes, and return the rows of rank 0.
+
+    Job and rows travel as files. A rank that fails leaves the reason in a third file.
+    """
     with TemporaryDirectory(prefix="gradwire-bench-") as folder:
-        asked, answer = Path(folder, "job.json"), Path(folder, "rows.json")
-        asked.write_text(job.json())
+        job_file, answer = Path(folder, "job.json"), Path(folder, "rows.json")
+        job_file.write_text(job.to_json())
         command = [
             sys.executable,
             "-m",
             "gradwire.workbench.bench.step_rank",
-            str(asked),
+            str(job_file),
             str(answer),
         ]
         code = run_ranks(network, command)

@@ -1,4 +1,8 @@
-"""Real training steps, one contender after the other, round by round."""
+"""Real training steps of every contender, in rounds of a few steps each.
+
+Rounds spread each contender's steps over the whole run, so that a busy moment of the machine
+does not hit one contender only.
+"""
 
 import sys
 import time
@@ -12,104 +16,109 @@ import torch.distributed as dist
 from gradwire.errors import ConfigError
 from gradwire.plan.measure import measure_link
 from gradwire.ranks.group import DistributedGroup
-from gradwire.workbench.bench.alone import alone
+from gradwire.workbench.bench.alone import time_alone
 from gradwire.workbench.bench.contender import Contender, Task
 from gradwire.workbench.bench.job import Job
-from gradwire.workbench.bench.laps import bytes_left, laps
-from gradwire.workbench.bench.patience import Patience
-from gradwire.workbench.bench.step_row import StepRow, Turn, known, row_of
+from gradwire.workbench.bench.laps import interface_bytes_sent, lap_seconds
+from gradwire.workbench.bench.step_row import Series, StepRow, measured_row, row_settings
+from gradwire.workbench.bench.watchdog import Watchdog
 from gradwire.workbench.lab.lab import LINK
 from gradwire.workbench.train.place import Place
 
 ROUND = 10
-"""Timed steps of one contender before the next has its turn."""
+"""Timed steps of one contender in a round."""
 WARM = 4
-"""Steps before the first round: DDP orders its buckets anew, PowerSGD begins, kernels compile."""
+"""Steps before the first round: DDP reorders its buckets, PowerSGD begins, kernels compile."""
 GETTING_READY = 0.5
-"""The share of a time limit after which no contender is made ready any more."""
+"""The share of the time limit after which no further contender is made ready."""
 
 
 def measure_steps(
-    place: Place, job: Job, patience: Patience, sharing: int = 0
+    place: Place, job: Job, watchdog: Watchdog, sharing: int = 0
 ) -> list[dict[str, Any]]:
-    """Every rank's work: the rows, the same on each of them (collective).
+    """Measure all methods of the job, and return their rows, equal on every rank (collective).
 
-    sharing: how many ranks are on a GPU, 0 on CPU.
+    sharing: the number of ranks per GPU, 0 on CPU.
     """
     _check_gpu(job, place, sharing)
-    place.barrier()  # nobody takes memory before all have looked
-    task = Task(job, place.device, place.rank, sharing > 1, patience.heard)
-    turns, failed = [], {}
+    place.barrier()  # no rank takes memory before every rank has checked
+    task = Task(job, place.device, place.rank, sharing > 1, watchdog.note_progress)
+    all_series, failed = [], {}
     for name in job.methods:
         try:
-            turns.append(Turn(Contender.of(name, job, task)))
+            all_series.append(Series(Contender.build(name, job, task)))
         except (TypeError, ConfigError) as error:
-            # Every rank is refused alike: PyTorch's bf16 hook wants NCCL, say.
+            # The same on every rank. For example, PyTorch's bf16 hook needs NCCL.
             failed[name] = str(error)
-    job = _measure(turns, job, task, place, patience)
+    job = _measure_contenders(all_series, job, task, place, watchdog)
     rows = {}
-    for turn in turns:
-        if turn.times:
-            rows[turn.contender.name] = row_of(turn, turns[0], job, task, place)
+    for series in all_series:
+        if series.times:
+            rows[series.contender.name] = measured_row(series, all_series[0], job, task, place)
         else:
-            failed[turn.contender.name] = f"at_most={job.at_most:g} s were over"
+            failed[series.contender.name] = f"at_most={job.at_most:g} s were over"
     if job.trace:
         from gradwire.workbench.bench.trace import trace_steps
 
-        trace_steps([turn.contender for turn in turns if turn.times], task, place, job)
-    for turn in turns:
-        if turn.contender.wire is not None:
-            turn.contender.wire.close()
+        trace_steps([series.contender for series in all_series if series.times], task, place, job)
+    for series in all_series:
+        if series.contender.wire is not None:
+            series.contender.wire.close()
     for name, why in failed.items():
-        rows[name] = StepRow(**known(name, job, task, place), why=why)
+        rows[name] = StepRow(**row_settings(name, job, task, place), why=why)
     return [rows[name].asdict() for name in job.methods]
 
 
-def _measure(turns: Sequence[Turn], job: Job, task: Task, place: Place, patience: Patience) -> Job:
-    """Steps of every contender; the job with the latency between ranks."""
-    limit = Limit(job.at_most, place)
-    for number, turn in enumerate(turns, start=1):
+def _measure_contenders(
+    all_series: Sequence[Series], job: Job, task: Task, place: Place, watchdog: Watchdog
+) -> Job:
+    """Warm up and time every contender; return the job with the measured latency."""
+    limit = _TimeLimit(job.at_most, place)
+    for number, series in enumerate(all_series, start=1):
         if not limit.over(GETTING_READY):
-            _tell(place, f"{turn.contender.name}: getting ready, {number} of {len(turns)}")
-            with patience.during(f"a step of {turn.contender.name}, getting ready,"):
-                _warm(turn, task, place)
-    ready = [turn for turn in turns if turn.pace]
+            name = series.contender.name
+            _report_progress(place, f"{name}: getting ready, {number} of {len(all_series)}")
+            with watchdog.during(f"a step of {name}, getting ready,"):
+                _warm_up(series, task, place)
+    ready = [series for series in all_series if series.pace]
     job = replace(job, latency=_latency(place))
-    for turn in ready:
+    for series in ready:
         if job.alone and not limit.over(GETTING_READY):
-            turn.alone = alone(turn.contender, job, task, place)
-    rounds = list(_rounds(job.iterations))
+            series.alone = time_alone(series.contender, job, task, place)
+    rounds = list(_round_sizes(job.iterations))
     for number, count in enumerate(rounds, start=1):
-        _tell(place, f"round {number} of {len(rounds)}")
-        for turn in ready:
-            if turn is turns[0] or not limit.over():
-                with patience.during(f"a step of {turn.contender.name} in round {number}"):
-                    _round(turn, task, place, _affordable(turn, count, job.seconds))
+        _report_progress(place, f"round {number} of {len(rounds)}")
+        for series in ready:
+            # The first is noop, and all others are compared with it: it has every round.
+            if series is all_series[0] or not limit.over():
+                with watchdog.during(f"a step of {series.contender.name} in round {number}"):
+                    _time_round(series, task, place, _affordable_steps(series, count, job.seconds))
     return job
 
 
-def _tell(place: Place, text: str) -> None:
-    """How far it is, for people; and where it was, if it never ends."""
+def _report_progress(place: Place, text: str) -> None:
+    """Print the progress; if the run never ends, the last line tells where it hangs."""
     if place.rank == 0:
         print(text, file=sys.stderr, flush=True)
 
 
-class Limit:
-    """So many seconds from now on; 0 is no limit."""
+class _TimeLimit:
+    """A limit of `seconds` from now on, the same for all ranks; 0 is no limit."""
 
     def __init__(self, seconds: float, place: Place) -> None:
         self._seconds, self._place, self._begin = seconds, place, time.monotonic()
 
     def over(self, share: float = 1.0) -> bool:
-        """Whether that share of them is gone: the same answer on every rank (collective)."""
+        """Return True once that share of the limit is spent; equal on every rank (collective)."""
         if not self._seconds:
             return False
+        # The mean over the ranks, because their clocks differ and their answers must not.
         spent = self._place.sum(time.monotonic() - self._begin)[0] / self._place.world
         return spent > share * self._seconds
 
 
 def _latency(place: Place) -> float:
-    """Seconds until a small message is at the next rank."""
+    """Measure the seconds until a small message is at the next rank (collective)."""
     assert dist.group.WORLD is not None
     group = DistributedGroup(dist.group.WORLD, place.device)
     _, latency = measure_link(group.all_gather, place.world, place.device)
@@ -117,7 +126,7 @@ def _latency(place: Place) -> float:
 
 
 def _check_gpu(job: Job, place: Place, sharing: int) -> None:
-    """Refuses more ranks than fit on the GPUs, before one of them runs out in the middle."""
+    """Raise if the ranks of a GPU need more memory than is free."""
     if not sharing:
         return
     free, _ = torch.cuda.mem_get_info(place.device)
@@ -129,37 +138,43 @@ def _check_gpu(job: Job, place: Place, sharing: int) -> None:
         )
 
 
-def _rounds(iterations: int) -> Iterator[int]:
+def _round_sizes(iterations: int) -> Iterator[int]:
+    """Yield the number of steps of each round."""
     while iterations > 0:
         yield min(ROUND, iterations)
         iterations -= ROUND
 
 
-def _affordable(turn: Turn, count: int, seconds: float) -> int:
-    """How many of `count` steps fit into what is left of `seconds`; one in any case at first."""
+def _affordable_steps(series: Series, count: int, seconds: float) -> int:
+    """Return the number of steps, `count` at most, that fit into the rest of `seconds`.
+
+    At least one while no step has been timed, so that every contender has a row.
+    """
     if not seconds:
         return count
-    fitting = int((seconds - sum(turn.times)) / turn.pace)
-    return min(count, max(fitting, 0 if turn.times else 1))
+    fitting = int((seconds - sum(series.times)) / series.pace)
+    return min(count, max(fitting, 0 if series.times else 1))
 
 
-def _warm(turn: Turn, task: Task, place: Place) -> None:
+def _warm_up(series: Series, task: Task, place: Place) -> None:
+    """Take WARM steps, and note the pace of the last one and the statistics so far."""
     for _ in range(WARM - 2):
-        turn.contender.step(task)
-    mine = laps(lambda: turn.contender.step(task), 1, task.device)
-    turn.pace = place.sum(*mine)[0] / place.world
-    if turn.contender.wire is not None:
-        turn.before = turn.contender.wire.stats()
-        turn.counted = turn.contender.wire.clock.counted
+        series.contender.step(task)
+    # lap_seconds takes two steps, and times the second.
+    last = lap_seconds(lambda: series.contender.step(task), 1, task.device)
+    series.pace = place.sum(*last)[0] / place.world
+    if series.contender.wire is not None:
+        series.stats_before = series.contender.wire.stats()
+        series.timed_before = series.contender.wire.clock.counted
 
 
-def _round(turn: Turn, task: Task, place: Place, count: int) -> None:
-    """`count` timed steps; every rank notes the mean over all."""
+def _time_round(series: Series, task: Task, place: Place, count: int) -> None:
+    """Time `count` steps; every rank notes the mean over all ranks."""
     if not count:
         return
     place.barrier()
-    before = bytes_left(LINK)
-    mine = laps(lambda: turn.contender.step(task), count, place.device)
-    turn.sent += bytes_left(LINK) - before
-    turn.steps += count + 1
-    turn.times += [total / place.world for total in place.sum(*mine)]
+    before = interface_bytes_sent(LINK)
+    seconds = lap_seconds(lambda: series.contender.step(task), count, place.device)
+    series.interface_bytes += interface_bytes_sent(LINK) - before
+    series.steps += count + 1
+    series.times += [total / place.world for total in place.sum(*seconds)]

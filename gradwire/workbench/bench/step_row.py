@@ -1,4 +1,4 @@
-"""A method's row of `bench step`: what was seen of its steps."""
+"""The row of a method in `bench step`, and the measurements that it is made from."""
 
 import os
 from contextlib import suppress
@@ -9,8 +9,8 @@ from gradwire.accumulate.layout import bundle_bytes
 from gradwire.state.stats import Stats
 from gradwire.workbench.bench.contender import Contender, Task
 from gradwire.workbench.bench.job import Job
-from gradwire.workbench.bench.laps import quantiles
-from gradwire.workbench.bench.row import device_name, versions
+from gradwire.workbench.bench.laps import time_quantiles
+from gradwire.workbench.bench.row import device_name, software_versions
 from gradwire.workbench.train.place import Place
 
 
@@ -18,15 +18,14 @@ from gradwire.workbench.train.place import Place
 class StepRow:
     """A method's training step.
 
-    link: bits a second, asked and measured; None on a network that is not the lab's; and
-    seconds of latency between ranks. bundle_bytes:
-    what is compressed and exchanged as one, at most; bundles: how many there are. seconds: p20,
-    median, p80 of a step, the mean over the ranks. efficiency: noop_seconds over the median.
-    bytes: what leaves a rank in a step, counted, or by formula for PyTorch's own; wire_bytes:
-    the same by the interface, headers included, where each rank has one of its own. stages:
-    seconds of each, in a step. exposed: what the method adds to a step of noop; hidden: the
-    stages' seconds that it does not. alone: seconds of each stage, in a step, when nothing travels.
-    why: what kept it from running.
+    link: bits per second, asked and measured, None outside of the lab; and the seconds of latency
+    between ranks. bundle_bytes: the largest size of a bundle. bundles: the number of bundles.
+    seconds: p20, median and p80 of a step, as means over the ranks. efficiency: noop_seconds / the
+    median. bytes: the bytes that leave a rank per step, counted, or by formula for PyTorch's
+    methods. wire_bytes: the same counted by the interface, headers included; only in the lab,
+    where each rank has an interface. stages: the seconds of each stage per step. exposed: the
+    seconds that the method adds to a step of noop. hidden: the sum of the stages - exposed.
+    alone: the seconds of each stage per step when nothing travels. why: the reason not to run.
     """
 
     model: str
@@ -61,52 +60,57 @@ class StepRow:
 
 
 @dataclass
-class Turn:
-    """A contender and what was seen of it."""
+class Series:
+    """A contender and the measurements of its steps so far.
+
+    times: the seconds of each timed step. steps: the steps that interface_bytes counts.
+    stats_before and timed_before: gradwire's statistics, and the steps that its clock had timed,
+    before the first round.
+    """
 
     contender: Contender
     times: list[float] = field(default_factory=list)
     steps: int = 0
-    sent: int = 0
-    before: Stats | None = None
-    counted: int = 0
+    interface_bytes: int = 0
+    stats_before: Stats | None = None
+    timed_before: int = 0
     alone: dict[str, float] = field(default_factory=dict)
     pace: float = 0.0
     """Seconds of the last step before the first round."""
 
 
-def row_of(turn: Turn, noop: Turn, job: Job, task: Task, place: Place) -> StepRow:
-    """The row of a method whose steps were timed."""
-    contender = turn.contender
-    said = known(contender.name, job, task, place)
-    seconds, base = quantiles(turn.times), quantiles(noop.times)["median"]
+def measured_row(series: Series, noop: Series, job: Job, task: Task, place: Place) -> StepRow:
+    """Return the row of a method whose steps were timed."""
+    contender = series.contender
+    settings = row_settings(contender.name, job, task, place)
+    seconds, base = time_quantiles(series.times), time_quantiles(noop.times)["median"]
     exposed = seconds["median"] - base
     sent = contender.bytes_of(task.entries, place.world)
     stages: dict[str, float] = {}
-    if contender.wire is not None and turn.before is not None:
-        now, before = contender.wire.stats(), turn.before
+    if contender.wire is not None and series.stats_before is not None:
+        now, before = contender.wire.stats(), series.stats_before
         steps = now.steps - before.steps
         sent = (now.bytes_sent - before.bytes_sent) // steps
-        if timed := contender.wire.clock.counted - turn.counted:
+        if timed := contender.wire.clock.counted - series.timed_before:
             stages = {k: (now.seconds[k] - v) / timed for k, v in before.seconds.items()}
-        said["bundles"] = now.bundles
+        settings["bundles"] = now.bundles
     return StepRow(
-        **said,
-        iterations=len(turn.times),
+        **settings,
+        iterations=len(series.times),
         seconds=seconds,
         noop_seconds=base,
         efficiency=round(base / seconds["median"], 4),
         bytes=sent,
-        wire_bytes=turn.sent // turn.steps if job.link else None,
+        wire_bytes=series.interface_bytes // series.steps if job.link else None,
         stages={k: round(v, 7) for k, v in stages.items()},
         exposed=round(exposed, 7),
         hidden=round(sum(stages.values()) - exposed, 7) if stages else None,
-        alone=turn.alone,
+        alone=series.alone,
     )
 
 
-def known(name: str, job: Job, task: Task, place: Place) -> dict[str, Any]:
-    """What a row says before anything is measured."""
+def row_settings(name: str, job: Job, task: Task, place: Place) -> dict[str, Any]:
+    """Return the fields of a row that are known before anything is measured."""
     config = job.config(name)
     entries = sum(p.numel() for p in task.model.parameters() if p.requires_grad)
     width = {"bf16": "bf16"}.get(name, "fp32")
@@ -128,7 +132,7 @@ def known(name: str, job: Job, task: Task, place: Place) -> dict[str, Any]:
         "batch": job.batch,
         "dtype": job.autocast,
         "device": device_name(place.device),
-        "versions": versions(place.device),
+        "versions": software_versions(place.device),
         "cores": cores,
         "link": {
             "asked": job.rate or None,

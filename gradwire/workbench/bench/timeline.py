@@ -1,4 +1,4 @@
-"""Spans as a picture: a band a method, a lane for the computing and one for each bundle."""
+"""Spans as a picture: a band per method, with a lane for the computation and one per bundle."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,10 +19,11 @@ COLOURS = {
     "decode": "#9e9ac8",
 }
 LANE, GAP, MOST_LANES = 0.8, 0.6, 24
+"""Height of a bar, gap between methods (a lane is 1), lanes shown per method."""
 
 
 def draw_timeline(methods: Mapping[str, Sequence[Span]], path: Path, title: str) -> None:
-    """Time to the right, methods from top to bottom, their names at the left."""
+    """Draw time to the right, methods from top to bottom, and their names at the left."""
     bars: list[tuple[Span, float]] = []
     ticks: list[tuple[float, str]] = []
     y = 0.0
@@ -34,23 +35,23 @@ def draw_timeline(methods: Mapping[str, Sequence[Span]], path: Path, title: str)
             y -= 1
         y -= GAP
     figure, axes = open_figure(path, size=(11, 1.2 + 0.26 * -y))
-    for span, at in bars:
-        _bar(axes, span, at)
-    axes.set_yticks([at for at, _ in ticks], [text for _, text in ticks], fontsize=8)
+    for span, height in bars:
+        _bar(axes, span, height)
+    axes.set_yticks([height for height, _ in ticks], [text for _, text in ticks], fontsize=8)
     axes.set_ylim(y + 0.3, 0.8)
     axes.set_xlim(left=0)
     axes.set_xlabel("milliseconds")
     axes.set_title(title, fontsize=10)
     axes.grid(axis="x", alpha=0.3)
     used = {span.name for spans in methods.values() for span in spans}
-    handles = [_patch(name) for name in COLOURS if name in used]
+    handles = [_legend_patch(name) for name in COLOURS if name in used]
     figure.legend(handles=handles, loc="outside lower center", ncols=9, fontsize=8, frameon=False)
     save_figure(figure, path)
 
 
-def _bar(axes: Any, span: Span, at: float) -> None:
+def _bar(axes: Any, span: Span, height: float) -> None:
     axes.barh(
-        at,
+        height,
         1e3 * (span.end - span.begin),
         left=1e3 * span.begin,
         height=LANE,
@@ -59,7 +60,7 @@ def _bar(axes: Any, span: Span, at: float) -> None:
     )
 
 
-def _patch(name: str) -> Any:
+def _legend_patch(name: str) -> Any:
     from matplotlib.patches import Patch
 
     return Patch(color=COLOURS[name], label=name)

@@ -1,4 +1,4 @@
-"""Where one step's time went: spans of the backward pass and of every bundle's stages."""
+"""The timeline of one step: spans of the computation, and of each bundle's stages."""
 
 import json
 from collections.abc import Sequence
@@ -19,7 +19,10 @@ COMPUTE = "compute"
 
 @dataclass(frozen=True)
 class Span:
-    """Seconds since the step began. lane: COMPUTE, or the number of a bundle."""
+    """A part of a step; begin and end are seconds since the step began.
+
+    lane: COMPUTE, or the number of a bundle.
+    """
 
     name: str
     lane: str
@@ -28,33 +31,34 @@ class Span:
 
 
 def trace_steps(contenders: Sequence[Contender], task: Task, place: Place, job: Job) -> None:
-    """One step of each, after one that is not looked at, as files in the job's folder.
+    """Record one step of each contender, and write files to the job's folder (collective).
 
-    timeline.png: all of them; METHOD.trace.json: the same spans for chrome://tracing;
-    METHOD.profile.json: torch.profiler's view of another step. Rank 0 writes (collective).
+    timeline.png: all contenders. METHOD.trace.json: the same spans for chrome://tracing.
+    METHOD.profile.json: torch.profiler's view of another step. Only rank 0 writes.
     """
     from gradwire.workbench.bench.timeline import draw_timeline
 
     folder = Path(job.trace)
     folder.mkdir(parents=True, exist_ok=True)
-    seen: dict[str, list[Span]] = {}
+    spans_of: dict[str, list[Span]] = {}
     for contender in contenders:
+        # Not recorded: the first step after another contender's is not a typical one.
         contender.step(task)
         place.barrier()
-        seen[contender.name] = record(contender, task)
+        spans_of[contender.name] = record_spans(contender, task)
         place.barrier()
-        _profile(contender, task, folder if place.first else None)
+        _profile_step(contender, task, folder if place.first else None)
     if not place.first:
         return
-    for name, spans in seen.items():
-        path = folder / f"{file_name(name)}.trace.json"
-        path.write_text(json.dumps(chrome(name, spans)))
+    for name, spans in spans_of.items():
+        path = folder / f"{trace_file_stem(name)}.trace.json"
+        path.write_text(json.dumps(chrome_trace(name, spans)))
     title = f"{job.model}, {place.world} ranks, {job.link or 'no shaped link'}, batch {job.batch}"
-    draw_timeline(seen, folder / "timeline.png", title)
+    draw_timeline(spans_of, folder / "timeline.png", title)
 
 
-def record(contender: Contender, task: Task) -> list[Span]:
-    """The spans of one step."""
+def record_spans(contender: Contender, task: Task) -> list[Span]:
+    """Take one step, and return its spans."""
     clock, wire = Clock(task.device), contender.wire
     arrived: dict[int, Mark] = {}
     handles = [
@@ -67,7 +71,7 @@ def record(contender: Contender, task: Task) -> list[Span]:
     loss = task.forward(contender.ddp)
     marks.append(clock.mark())
     loss.backward()
-    last = list(arrived.values())[-1]
+    last_gradient = list(arrived.values())[-1]
     marks.append(clock.mark())
     task.update()
     marks.append(clock.mark())
@@ -76,19 +80,20 @@ def record(contender: Contender, task: Task) -> list[Span]:
     if task.device.type == "cuda":
         torch.cuda.synchronize(task.device)
     names = ("forward", "backward", "wait", "optimizer")
-    edges = [marks[0], marks[1], last, marks[2], marks[3]]
-    at = [seconds(marks[0], mark) for mark in edges]
+    edges = [marks[0], marks[1], last_gradient, marks[2], marks[3]]
+    at = [seconds_between(marks[0], mark) for mark in edges]
     spans = [Span(n, COMPUTE, a, b) for n, a, b in zip(names, at, at[1:], strict=False)]
     if wire is not None:
-        spans += _of_bundles(wire, marks[0], {k: seconds(marks[0], m) for k, m in arrived.items()})
+        arrived_at = {key: seconds_between(marks[0], mark) for key, mark in arrived.items()}
+        spans += _bundle_spans(wire, marks[0], arrived_at)
         wire.clock.log = None
     return spans
 
 
-def _of_bundles(wire: Attached, start: Mark, arrived: dict[int, float]) -> list[Span]:
-    """A bundle's stages, and before them its wait: from its last gradient to its first stage."""
+def _bundle_spans(wire: Attached, start: Mark, arrived: dict[int, float]) -> list[Span]:
+    """Return the stages of each bundle, and its wait: from its last gradient to its first stage."""
     stages = [
-        Span(name, str(bundle), seconds(start, begin), seconds(start, end))
+        Span(name, str(bundle), seconds_between(start, begin), seconds_between(start, end))
         for name, bundle, begin, end in wire.clock.log or ()
     ]
     names = wire.model_names or {}
@@ -103,8 +108,8 @@ def _of_bundles(wire: Attached, start: Mark, arrived: dict[int, float]) -> list[
     return waits + stages
 
 
-def seconds(start: Mark, mark: Mark) -> float:
-    """From one mark to another of the same clock."""
+def seconds_between(start: Mark, mark: Mark) -> float:
+    """Return the seconds from one mark to another of the same clock."""
     if isinstance(start, float) and isinstance(mark, float):
         return mark - start
     assert isinstance(start, torch.cuda.Event)
@@ -112,8 +117,8 @@ def seconds(start: Mark, mark: Mark) -> float:
     return start.elapsed_time(mark) / 1e3
 
 
-def chrome(name: str, spans: Sequence[Span]) -> dict[str, object]:
-    """The spans as chrome://tracing and Perfetto read them."""
+def chrome_trace(name: str, spans: Sequence[Span]) -> dict[str, object]:
+    """Return the spans in the format of chrome://tracing and Perfetto."""
     lanes = list(dict.fromkeys(span.lane for span in spans))
     events: list[dict[str, object]] = [
         {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": name}}
@@ -131,13 +136,16 @@ def chrome(name: str, spans: Sequence[Span]) -> dict[str, object]:
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-def file_name(method: str) -> str:
-    """topk/union:bundle_mb=100 without what a file name should not have."""
+def trace_file_stem(method: str) -> str:
+    """Replace the characters of `topk/union:bundle_mb=100` that a file name should not have."""
     return "".join(c if c.isalnum() or c in "-_.=" else "-" for c in method)
 
 
-def _profile(contender: Contender, task: Task, folder: Path | None) -> None:
-    """One more step, on rank 0 under torch.profiler, gradwire's thread included."""
+def _profile_step(contender: Contender, task: Task, folder: Path | None) -> None:
+    """Take one more step, on rank 0 under torch.profiler; gradwire's thread is included.
+
+    folder: None on the other ranks.
+    """
     if folder is None:
         contender.step(task)
         return
@@ -145,6 +153,6 @@ def _profile(contender: Contender, task: Task, folder: Path | None) -> None:
     if task.device.type == "cuda":
         kinds.append(ProfilerActivity.CUDA)
     config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
-    with profile(activities=kinds, experimental_config=config, acc_events=True) as seen:
+    with profile(activities=kinds, experimental_config=config, acc_events=True) as profiled:
         contender.step(task)
-    seen.export_chrome_trace(str(folder / f"{file_name(contender.name)}.profile.json"))
+    profiled.export_chrome_trace(str(folder / f"{trace_file_stem(contender.name)}.profile.json"))

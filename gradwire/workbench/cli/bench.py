@@ -68,8 +68,13 @@ def compress(
     from gradwire.compress import METHODS
     from gradwire.workbench.bench import bench_compress
     from gradwire.workbench.bench.data import read_gradient
-    from gradwire.workbench.bench.page import write_page
-    from gradwire.workbench.bench.show import as_table, check_folder, check_picture, plot
+    from gradwire.workbench.bench.page import write_methods_page
+    from gradwire.workbench.bench.show import (
+        check_folder,
+        check_picture,
+        compress_table,
+        plot_times,
+    )
 
     check_picture(plot_file)
     if out is not None:
@@ -83,17 +88,17 @@ def compress(
             repeat,
             warmup,
             data=_split(data),
-            given=None if gradient is None else (gradient.stem, read_gradient(gradient)),
+            recorded=None if gradient is None else (gradient.stem, read_gradient(gradient)),
             options=options or [],
         ),
         as_json,
     )
     if not as_json:
-        console.print(as_table(rows))
+        console.print(compress_table(rows))
     if plot_file is not None:
-        plot(rows, plot_file)
+        plot_times(rows, plot_file)
     if out is not None:
-        console.print(f"{write_page(rows, out)}", soft_wrap=True)
+        console.print(f"{write_methods_page(rows, out)}", soft_wrap=True)
 
 
 @bench_app.command()

@@ -1,4 +1,4 @@
-"""What the bench says of a choice, on vectors whose answer is known."""
+"""The bench on vectors with a known answer: energy, recall, data and recorded gradients."""
 
 import numpy as np
 import pytest
@@ -8,8 +8,8 @@ from gradwire.errors import ConfigError
 from gradwire.types import Entries, Sparse
 from gradwire.workbench.bench import bench_compress
 from gradwire.workbench.bench import compress as bench
-from gradwire.workbench.bench.data import DATA, draw, read_gradient
-from gradwire.workbench.bench.quality import quality
+from gradwire.workbench.bench.data import DATA, draw_vector, read_gradient
+from gradwire.workbench.bench.quality import selection_quality
 
 CPU = torch.device("cpu")
 
@@ -21,21 +21,21 @@ def chosen(*indices):
 
 def test_energy_and_recall_of_a_known_choice():
     u = torch.tensor([1.0, -4, 3, 0, 2])
-    assert quality(chosen(1, 2), u, 2) == (1, 1)
-    assert quality(chosen(1, 4), u, 2) == (20 / 25, 0.5)
-    assert quality(chosen(3), u, 2) == (0, 0)
-    assert quality(chosen(0, 1, 2, 4), u, 2) == (30 / 25, 1)
-    assert quality(chosen(1, 5, 5), u, 2) == (16 / 25, 0.5)  # padding is not chosen
+    assert selection_quality(chosen(1, 2), u, 2) == (1, 1)
+    assert selection_quality(chosen(1, 4), u, 2) == (20 / 25, 0.5)
+    assert selection_quality(chosen(3), u, 2) == (0, 0)
+    assert selection_quality(chosen(0, 1, 2, 4), u, 2) == (30 / 25, 1)
+    assert selection_quality(chosen(1, 5, 5), u, 2) == (16 / 25, 0.5)  # padding is not chosen
 
 
 def test_ties_count_as_found():
     u = torch.tensor([1.0, 1, 1, 1])
-    assert quality(chosen(2, 3), u, 2) == (1, 1)
+    assert selection_quality(chosen(2, 3), u, 2) == (1, 1)
 
 
 @pytest.mark.parametrize("kind", DATA)
 def test_data_repeats_and_is_of_its_kind(kind):
-    a, b, other = (draw(kind, 40_000, CPU, seed) for seed in (0, 0, 1))
+    a, b, other = (draw_vector(kind, 40_000, CPU, seed) for seed in (0, 0, 1))
     assert torch.equal(a, b)
     assert not torch.equal(a, other)
     assert a.dtype == torch.float32
@@ -47,55 +47,56 @@ def test_data_repeats_and_is_of_its_kind(kind):
 
 def test_the_largest_of_a_network_lie_together():
     for kind, few in (("gaussian", False), ("network", True)):
-        u = draw(kind, 4_000_000, CPU, 0).abs()
+        u = draw_vector(kind, 4_000_000, CPU, 0).abs()
         groups = torch.unique(torch.topk(u, 4000).indices // 32)
         assert (len(groups) < 800) == few
 
 
-def rows(**given):
+def rows(**arguments):
     return {
         (r.method, r.data): r
-        for r in bench_compress([20_000], [0.01], repeat=2, device=CPU, warmup=1, **given)
+        for r in bench_compress([20_000], [0.01], repeat=2, device=CPU, warmup=1, **arguments)
     }
 
 
 def test_topk_is_exact_and_randk_is_not():
-    found = rows(methods=["topk", "randk"], data=["gaussian", "layers"])
+    measured = rows(methods=["topk", "randk"], data=["gaussian", "layers"])
     for kind in ("gaussian", "layers"):
-        best, drawn = found["topk", kind], found["randk", kind]
+        best, drawn = measured["topk", kind], measured["randk", kind]
         assert (best.energy, best.recall, best.achieved) == (1, 1, 200)
         assert drawn.achieved == 200
         assert drawn.energy < 0.2
         assert drawn.recall < 0.1
-        assert found["floor", kind].energy is None
+        assert measured["floor", kind].energy is None
 
 
 def test_what_the_timed_steps_choose_is_not_what_the_first_did():
     """Entries add up until they reach a threshold: 12 deviations, 21 after 36 steps."""
-    given = {"methods": ["topk", "threshold"], "options": ["value=12"]}
-    found = {r.method: r for r in bench_compress([20_000], [0.01], device=CPU, warmup=36, **given)}
-    assert (found["topk"].achieved, found["topk"].timed) == (200, 200)
-    assert found["threshold"].achieved == 0
-    assert 200 < found["threshold"].timed <= 800
+    arguments = {"methods": ["topk", "threshold"], "options": ["value=12"]}
+    bench_rows = bench_compress([20_000], [0.01], device=CPU, warmup=36, **arguments)
+    measured = {row.method: row for row in bench_rows}
+    assert (measured["topk"].achieved, measured["topk"].timed) == (200, 200)
+    assert measured["threshold"].achieved == 0
+    assert 200 < measured["threshold"].timed <= 800
 
 
 def test_a_recorded_gradient_takes_the_place_of_size_and_data(tmp_path):
     np.save(tmp_path / "own.npy", np.arange(-500, 500, dtype=np.float32))
-    given = ("own", read_gradient(tmp_path / "own.npy"))
-    found = rows(methods=["topk"], given=given)
-    assert found["topk", "own"].size == 1000
-    assert found["topk", "own"].recall == 1
+    recorded = ("own", read_gradient(tmp_path / "own.npy"))
+    measured = rows(methods=["topk"], recorded=recorded)
+    assert measured["topk", "own"].size == 1000
+    assert measured["topk", "own"].recall == 1
 
 
 def test_options_go_to_the_methods_that_have_them():
-    found = rows(methods=["topk", "randk"], options=["seed=7"])
-    assert found["randk", "gaussian"].achieved == 200
+    measured = rows(methods=["topk", "randk"], options=["seed=7"])
+    assert measured["randk", "gaussian"].achieved == 200
     other = rows(methods=["topk", "randk"], options=["seed=8"])
-    assert found["randk", "gaussian"].energy != other["randk", "gaussian"].energy
+    assert measured["randk", "gaussian"].energy != other["randk", "gaussian"].energy
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
         ({"methods": ["topq"]}, "Did you mean 'topk'"),
         ({"methods": ["topk"], "data": ["gausian"]}, "Did you mean 'gaussian'"),
@@ -104,9 +105,9 @@ def test_options_go_to_the_methods_that_have_them():
         ({"methods": ["topk:paper"]}, "no option"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(given, message):
+def test_what_cannot_be_measured_is_refused(arguments, message):
     with pytest.raises(ConfigError, match=message):
-        rows(**given)
+        rows(**arguments)
 
 
 @pytest.mark.parametrize(
@@ -135,16 +136,16 @@ def test_a_cut_off_or_missing_file_is_refused(tmp_path):
 
 @pytest.mark.parametrize("method", ["micro", "exdyna"])
 def test_a_threshold_that_follows_its_count_has_caught_up_before_it_is_timed(monkeypatch, method):
-    monkeypatch.setattr(bench, "ROTATE", 1)
+    monkeypatch.setattr(bench, "ROTATED_BYTES", 1)
     kept = []
 
     def timed(steps, *_):
         kept.extend(steps)
         return bench.Timing(1.0, 1.0, 1.0)
 
-    monkeypatch.setattr(bench, "measure", timed)
+    monkeypatch.setattr(bench, "time_calls", timed)
     list(bench_compress([100_000], [0.01], [method], CPU))
-    found = [step.achieved() for step in kept if isinstance(step, bench.Step)]
-    assert found
+    achieved = [step.achieved() for step in kept if isinstance(step, bench.CompressStep)]
+    assert achieved
     # A message has room for 2 k, which the threshold of the first step fills from the third on.
-    assert all(500 < n < 1500 for n in found), found
+    assert all(500 < n < 1500 for n in achieved), achieved

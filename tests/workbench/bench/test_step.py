@@ -1,4 +1,4 @@
-"""What `gradwire bench step` refuses, its rows and its timelines, on ranks without a lab."""
+"""`gradwire bench step` on ranks without a lab: refused jobs, rows and timelines."""
 
 import itertools
 import json
@@ -14,11 +14,11 @@ from gradwire.errors import ConfigError
 from gradwire.stages import STAGES
 from gradwire.workbench.bench.contender import Contender, Task
 from gradwire.workbench.bench.job import Job
-from gradwire.workbench.bench.laps import laps, quantiles
-from gradwire.workbench.bench.patience import Patience
-from gradwire.workbench.bench.step import _affordable, measure_steps
-from gradwire.workbench.bench.step_row import Turn
-from gradwire.workbench.bench.trace import COMPUTE, Span, chrome, file_name
+from gradwire.workbench.bench.laps import lap_seconds, time_quantiles
+from gradwire.workbench.bench.step import _affordable_steps, measure_steps
+from gradwire.workbench.bench.step_row import Series
+from gradwire.workbench.bench.trace import COMPUTE, Span, chrome_trace, trace_file_stem
+from gradwire.workbench.bench.watchdog import Watchdog
 from gradwire.workbench.train.place import Place
 
 CPU = torch.device("cpu")
@@ -26,7 +26,7 @@ NAMES = ("noop", "barrier", "dense", "bf16", "powersgd-1", "topk", "topk/union:b
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"model": "resnet5"}, "unknown model 'resnet5'. Did you mean 'resnet50'"),
         ({"model": "lstm-an4"}, "learns from sound"),
@@ -42,14 +42,14 @@ NAMES = ("noop", "barrier", "dense", "bf16", "powersgd-1", "topk", "topk/union:b
         ({"autocast": "fp8"}, "unknown autocast 'fp8'"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_before_a_rank_starts(fields, said):
-    with pytest.raises(ConfigError, match=re.escape(said)):
+def test_what_cannot_be_measured_is_refused_before_a_rank_starts(fields, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
         Job(**{"model": "fnn3", "methods": ("noop", "topk"), **fields})
 
 
 def test_a_job_travels_and_names_its_configs():
     job = Job("fnn3", ("noop", "topk:bundle_mb=0.3:values=fp32", "dgc"), values="bf16")
-    assert Job.read(job.json()) == job
+    assert Job.from_json(job.to_json()) == job
     assert job.config("noop") is None
     config = job.config(job.methods[1])
     assert (config.method, config.bundle_mb, config.values) == ("topk", 0.3, "fp32")
@@ -58,12 +58,12 @@ def test_a_job_travels_and_names_its_configs():
 
 
 def test_a_method_that_takes_too_long_gets_fewer_steps():
-    turn = Turn(None, pace=2.0)
-    assert _affordable(turn, 10, 0.0) == 10
-    assert _affordable(turn, 10, 7.0) == 3
-    assert _affordable(turn, 10, 1.0) == 1  # one row says more than none
-    turn.times = [2.0, 2.0, 2.0]
-    assert _affordable(turn, 10, 7.0) == 0
+    series = Series(None, pace=2.0)
+    assert _affordable_steps(series, 10, 0.0) == 10
+    assert _affordable_steps(series, 10, 7.0) == 3
+    assert _affordable_steps(series, 10, 1.0) == 1  # one row says more than none
+    series.times = [2.0, 2.0, 2.0]
+    assert _affordable_steps(series, 10, 7.0) == 0
 
 
 def limited(rank, job):
@@ -90,15 +90,15 @@ def test_a_limit_leaves_the_rows_there_are(ranks):
 
 def test_laps_leave_the_first_step_out():
     taken = []
-    assert len(laps(lambda: taken.append(0), 3, CPU)) == 3
+    assert len(lap_seconds(lambda: taken.append(0), 3, CPU)) == 3
     assert len(taken) == 4
-    assert quantiles([1.0, 2, 3, 4, 5, 6]) == {"p20": 2.0, "median": 3.5, "p80": 5.0}
+    assert time_quantiles([1.0, 2, 3, 4, 5, 6]) == {"p20": 2.0, "median": 3.5, "p80": 5.0}
 
 
 def rows_on_a_rank(rank, job):
     place = Place(rank, dist.get_world_size(), 0, CPU, lambda: False, own_workers=False)
     place.control = dist.group.WORLD
-    return measure_steps(place, job, Patience(100.0, print))
+    return measure_steps(place, job, Watchdog(100.0, print))
 
 
 @pytest.fixture(scope="module")
@@ -106,8 +106,8 @@ def measured(ranks, tmp_path_factory):
     """Rows of a tiny network on two ranks, and the folder of its timelines."""
     folder = tmp_path_factory.mktemp("trace")
     fields = {"batch": 2, "iterations": 12, "density": 0.01, "trace": str(folder), "alone": True}
-    both = ranks.run(2, rows_on_a_rank, Job("fnn3", NAMES, **fields))
-    return both, folder
+    rows_of_ranks = ranks.run(2, rows_on_a_rank, Job("fnn3", NAMES, **fields))
+    return rows_of_ranks, folder
 
 
 def test_every_method_has_a_row_and_all_ranks_the_same_times(measured):
@@ -200,8 +200,8 @@ def shared_model(rank):
     task = Task(Job("fnn3", ("noop", "topk"), batch=2), CPU, rank)
     out = {}
     for name in ("noop", "dense", "topk"):
-        Contender.of("topk", Job("fnn3", ("noop",), density=0.01), task)
-        contender = Contender.of(name, Job("fnn3", ("noop",), density=0.01), task)
+        Contender.build("topk", Job("fnn3", ("noop",), density=0.01), task)
+        contender = Contender.build(name, Job("fnn3", ("noop",), density=0.01), task)
         task.forward(contender.ddp).backward()
         grads = [p.grad for p in task.model.parameters()]
         out[name] = torch.cat([g.flatten() for g in grads]).clone()
@@ -219,9 +219,9 @@ def test_only_the_contender_that_ran_forward_averages(ranks):
 
 def test_spans_for_chrome():
     spans = [Span("forward", COMPUTE, 0, 1e-3), Span("encode", "0", 2e-3, 5e-3)]
-    events = [e for e in chrome("topk", spans)["traceEvents"] if e["ph"] == "X"]
+    events = [e for e in chrome_trace("topk", spans)["traceEvents"] if e["ph"] == "X"]
     assert [(e["name"], e["tid"], e["ts"], e["dur"]) for e in events] == [
         ("forward", 0, 0, 1000),
         ("encode", 1, 2000, pytest.approx(3000)),
     ]
-    assert file_name("topk/union:bundle_mb=100") == "topk-union-bundle_mb=100"
+    assert trace_file_stem("topk/union:bundle_mb=100") == "topk-union-bundle_mb=100"

@@ -82,19 +82,19 @@ def test_the_tables(main, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         (answering(code=2, error="no memory"), "error: no memory\n"),
         (answering(code=134), "error: a rank ended with exit code 134; what it said is above\n"),
     ],
 )
-def test_ranks_that_fail_are_one_line(main, monkeypatch, answer, said):
+def test_ranks_that_fail_are_one_line(main, monkeypatch, answer, message):
     monkeypatch.setattr(start, "run_ranks", answer)
-    assert main("--model", "fnn3", "--ranks", "2", "--device", "cpu") == (2, "", said)
+    assert main("--model", "fnn3", "--ranks", "2", "--device", "cpu") == (2, "", message)
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (["--model", "vgg61"], "error: unknown model 'vgg61'. Did you mean 'vgg16'?"),
         (["--link", "fast"], "error: link must be a number and kbit"),
@@ -103,10 +103,10 @@ def test_ranks_that_fail_are_one_line(main, monkeypatch, answer, said):
         (["--model", "vgg16", "--ranks", "4000"], "error: ranks=4000 need "),
     ],
 )
-def test_a_mistake_is_one_line(main, args, said):
+def test_a_mistake_is_one_line(main, args, message):
     code, out, err = main("--device", "cpu", *args)
     assert (code, out) == (2, "")
-    assert err.startswith(said)
+    assert err.startswith(message)
     assert err.count("\n") == 1
 
 
@@ -140,11 +140,11 @@ def test_a_rank_says_why_it_was_refused(tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise ConfigError("too much\nand more")
 
-    monkeypatch.setattr(step_rank, "rows_of", refuse)
-    asked = tmp_path / "job.json"
-    asked.write_text(Job("fnn3", ("noop",)).json())
+    monkeypatch.setattr(step_rank, "measure_rank", refuse)
+    job_file = tmp_path / "job.json"
+    job_file.write_text(Job("fnn3", ("noop",)).to_json())
     with pytest.raises(SystemExit):
-        step_rank.main(str(asked), str(tmp_path / "rows.json"))
+        step_rank.main(str(job_file), str(tmp_path / "rows.json"))
     assert ended == [2]
     assert (tmp_path / "rows.error").read_text() == "too much"
 
@@ -159,8 +159,8 @@ def test_two_ranks_on_loopback(monkeypatch, capsys):
         ("topk", 2, 2),
     ]
     assert all(row["wire_bytes"] is None for row in rows)
-    said = capsys.readouterr().err.splitlines()
+    lines = capsys.readouterr().err.splitlines()
     steps = ["noop: getting ready, 1 of 2", "topk: getting ready, 2 of 2", "round 1 of 1"]
-    assert [line for line in said if "ready" in line or "round" in line] == [
+    assert [line for line in lines if "ready" in line or "round" in line] == [
         f"[0] {step}" for step in steps
     ]

@@ -1,4 +1,4 @@
-"""Steps that do not end: what is done against them, and how one hears of them."""
+"""Steps that never end: the watchdog that reports them, and batch norms that prevent some."""
 
 import os
 import socket
@@ -12,10 +12,9 @@ import torch
 from torch import nn
 
 from gradwire.workbench.bench import step_rank
-from gradwire.workbench.bench.contender import Task
+from gradwire.workbench.bench.contender import Task, without_cudnn
 from gradwire.workbench.bench.job import Job
-from gradwire.workbench.bench.norms import without_cudnn
-from gradwire.workbench.bench.patience import Patience
+from gradwire.workbench.bench.watchdog import Watchdog
 
 STUCK = """
 import sys, time
@@ -28,15 +27,15 @@ step_rank.main(*sys.argv[1:])
 
 
 def test_a_step_that_does_not_end_ends_the_rank(tmp_path):
-    asked, answer = tmp_path / "job.json", tmp_path / "rows.json"
-    asked.write_text(Job("fnn3", ("noop", "topk"), batch=2, iterations=1).json())
+    job_file, answer = tmp_path / "job.json", tmp_path / "rows.json"
+    job_file.write_text(Job("fnn3", ("noop", "topk"), batch=2, iterations=1).to_json())
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    where = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    command = [sys.executable, "-c", STUCK, str(asked), str(answer)]
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [sys.executable, "-c", STUCK, str(job_file), str(answer)]
     ended = subprocess.run(
         command,
-        env={**os.environ, **where},
+        env={**os.environ, **rank},
         capture_output=True,
         text=True,
         timeout=60,
@@ -49,19 +48,19 @@ def test_a_step_that_does_not_end_ends_the_rank(tmp_path):
     assert "most recent call first" in ended.stderr
 
 
-def test_patience_lasts_while_something_is_heard():
-    said = []
-    patience = Patience(0.5, said.append)
-    with patience.during("a walk"):
+def test_a_watchdog_waits_while_there_is_progress():
+    reasons = []
+    watchdog = Watchdog(0.5, reasons.append)
+    with watchdog.during("a walk"):
         for _ in range(10):
             time.sleep(0.1)
-            patience.heard()
+            watchdog.note_progress()
     time.sleep(0.8)
-    patience.heard()
-    assert said == []
-    with patience.during("a sleep"):
+    watchdog.note_progress()
+    assert reasons == []
+    with watchdog.during("a sleep"):
         time.sleep(0.8)
-    assert said == ["a sleep did not end in 0.5 s"]
+    assert reasons == ["a sleep did not end in 0.5 s"]
 
 
 class Seeing(nn.BatchNorm2d):
@@ -106,6 +105,6 @@ def test_how_many_ranks_share_a_gpu(monkeypatch, world, local, one_machine, shar
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(step_rank, "joined", lambda place, timeout: nullcontext(place))
-    monkeypatch.setattr(step_rank, "measure_steps", lambda *given: given[-1])
+    monkeypatch.setattr(step_rank, "measure_steps", lambda *arguments: arguments[-1])
     job = Job("fnn3", ("noop",), device="cuda")
-    assert step_rank.rows_of(job, one_machine=one_machine) == sharing
+    assert step_rank.measure_rank(job, one_machine=one_machine) == sharing

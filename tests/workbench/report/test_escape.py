@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from gradwire.errors import StateError
-from gradwire.workbench.bench.page import _page as bench_page
+from gradwire.workbench.bench.page import _render_page as bench_page
 from gradwire.workbench.bench.row import Row
 from gradwire.workbench.report import write_report
 from gradwire.workbench.report.chart import Chart, Line, png, svg

@@ -117,7 +117,7 @@ def test_only_what_this_version_has_is_asked_for():
 
 def test_operators_measures_the_floor_torch_and_every_method(monkeypatch):
     # One bundle: each of them has to learn its threshold.
-    monkeypatch.setattr("gradwire.workbench.bench.compress.ROTATE", 1)
+    monkeypatch.setattr("gradwire.workbench.bench.compress.ROTATED_BYTES", 1)
     found = operators.measure(SMALL, {"millions": 1})
     assert {row["method"] for row in found} == {
         "floor",
