@@ -19,6 +19,7 @@ class Timing:
 
     @classmethod
     def from_times(cls, times: Sequence[float]) -> "Timing":
+        """Return the timing of calls that took `times` milliseconds."""
         cuts = statistics.quantiles(times, n=5) if len(times) > 1 else [times[0]] * 4
         return cls(statistics.median(times), cuts[0], cuts[-1])
 

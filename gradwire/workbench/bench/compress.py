@@ -147,7 +147,7 @@ def _measure_row(
         time, nbytes = time_calls(calls, bundles.device, repeat, warmup), 16 * bundles.size
     elif name in ("torch.topk", "noop"):
         calls = _topk_calls(bundles, k) if name == "torch.topk" else [lambda: None]
-        # torch.topk is slow, and ten repeats tell enough.
+        # At most ten repeats, because torch.topk is slow.
         time = time_calls(calls, bundles.device, repeat if name == "noop" else min(repeat, 10), 2)
     else:
         steps = [

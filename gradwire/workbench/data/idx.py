@@ -19,8 +19,8 @@ BLOCK, MOST = 1 << 24, 1 << 31
 def read_idx(path: Path, dimensions: int) -> Tensor:
     """Return the uint8 tensor in an idx file, plain or `.gz`.
 
-    Layout: two zero bytes, the type (8 = unsigned byte), the number of dimensions, each dimension
-    as a big-endian uint32, then the values in row order.
+    Layout: two zero bytes, the type (8 = unsigned byte), the number of dimensions, and each
+    dimension as a big-endian uint32. The values follow in row order.
     """
     header = 4 + 4 * dimensions
     raw = _read_bytes(path, header)
