@@ -1,4 +1,4 @@
-"""The batches of all workers, cut in one go where the data lie."""
+"""Cut the batches of all workers at once, on the device of the data."""
 
 from collections.abc import Sequence
 
@@ -11,9 +11,10 @@ from gradwire.workbench.train.task import Batch
 
 
 class Batches:
-    """Every worker's batch of a step, [P, n, ...]: the examples and draws of the single workers.
+    """The batches of all workers for one step, as tensors [P, n, ...].
 
-    What is drawn for an epoch goes to the device at its beginning, so that no step waits.
+    Row r holds the examples that worker r of a real run would see, augmented by the same random
+    draws. Order and draws of an epoch move to the device when the epoch begins, so no step waits.
     """
 
     def __init__(self, data: Data, shards: Sequence[Shard], device: torch.device) -> None:
@@ -22,16 +23,17 @@ class Batches:
         self._order = self._draws = torch.zeros(0, dtype=torch.int64)
 
     def __call__(self, epoch: int, offset: int) -> Batch:
-        """The batches of step `offset` of an epoch."""
+        """Return the batches of step `offset` of an epoch."""
         if epoch != self._epoch:
             self._begin(epoch)
         indices = self._order[offset].flatten()
         if not isinstance(self._data, Dataset):
-            cut = self._data.training_batch(indices, seed=0)  # of text nothing is drawn
+            # The seed has no effect, because text is not augmented.
+            batch = self._data.training_batch(indices, seed=0)
         else:
             drawn = self._draws[offset].flatten(0, 1) if self._data.augment else None
-            cut = self._data.cut_batch(indices, drawn)
-        return [part.unflatten(0, self._order[offset].shape) for part in cut]
+            batch = self._data.cut_batch(indices, drawn)
+        return [part.unflatten(0, self._order[offset].shape) for part in batch]
 
     def _begin(self, epoch: int) -> None:
         shard, shape = self._shards[0], (-1, len(self._shards), self._shards[0].batch)
@@ -42,11 +44,11 @@ class Batches:
         self._epoch = epoch
 
     def _draw(self, data: Dataset, epoch: int) -> Tensor:
-        """[steps, P, n, 3]"""
+        """Return the random draws of an epoch, [steps, P, n, 3]."""
         shard, ranks = self._shards[0], range(len(self._shards))
         seeds = [
             [blake2b_seed(shard.seed, epoch, step, r) for r in ranks] for step in range(shard.steps)
         ]
         drawn = [data.draw_crops(seed, shard.batch) for row in seeds for seed in row]
-        found = torch.stack([part for part in drawn if part is not None])
-        return found.unflatten(0, (shard.steps, len(ranks)))
+        stacked = torch.stack([part for part in drawn if part is not None])
+        return stacked.unflatten(0, (shard.steps, len(ranks)))

@@ -1,4 +1,4 @@
-"""Gradients of a convolution's weights, a worker each, where all workers' images are one batch."""
+"""Compute one weight gradient per worker of a convolution over the images of all workers."""
 
 import torch
 from torch import Tensor
@@ -8,10 +8,11 @@ from torch import Tensor
 def filter_gradients(
     x: Tensor, slope: Tensor, workers: int, width: int, stride: int, padding: int
 ) -> Tensor:
-    """[P, out, in, width, width] in fp32, of x [P n, in, ...] and the loss's slope [P n, out, ...].
+    """Return the weight gradients [P, out, in, width, width] in fp32.
 
-    An operator of torch's own, so that torch.compile leaves it as it is. CUDA has a kernel for it:
-    cuDNN's convolution in groups needs the images of all workers in another order.
+    x: the layer's inputs [P n, in, ...]. slope: the gradient of its outputs [P n, out, ...].
+    This is a custom operator, so torch.compile calls it unchanged. CUDA has a kernel, because
+    cuDNN's grouped convolution would need the images of all workers in another order.
     """
     if x.device.type == "cuda":
         from gradwire.workbench.simulate.filters_triton import filter_gradients_triton
@@ -29,16 +30,16 @@ def _(x: Tensor, slope: Tensor, workers: int, width: int, stride: int, padding: 
 def filter_gradients_torch(
     x: Tensor, slope: Tensor, workers: int, width: int, stride: int, padding: int
 ) -> Tensor:
-    """The reference: a convolution with a group for each worker."""
+    """Compute `filter_gradients` as one grouped convolution, with a group per worker."""
     inputs, outputs = (_grouped(part.float(), workers) for part in (x, slope))
     weights = inputs.new_zeros(outputs.shape[1], x.shape[1], width, width)
-    _, found, _ = torch.ops.aten.convolution_backward(
+    _, gradients, _ = torch.ops.aten.convolution_backward(
         outputs, inputs, weights, None, [stride] * 2, [padding] * 2, [1, 1], False, [0, 0],
         workers, [False, True, False],
     )  # fmt: skip
-    return found.unflatten(0, (workers, -1))
+    return gradients.unflatten(0, (workers, -1))
 
 
 def _grouped(images: Tensor, workers: int) -> Tensor:
-    """[P n, c, h, w] as [n, P c, h, w]."""
+    """Return images [P n, c, h, w] as [n, P c, h, w]."""
     return images.unflatten(0, (workers, -1)).transpose(0, 1).flatten(1, 2)

@@ -1,4 +1,8 @@
-"""filter_gradients on CUDA: products of tiles, the images in parts that are added up after."""
+"""Compute `filters.filter_gradients` on CUDA.
+
+Each program multiplies tiles of output gradients with tiles of inputs, over some of the pixels.
+The sums of the programs are then added up in a fixed order.
+"""
 
 import torch
 import triton
@@ -6,9 +10,9 @@ import triton.language as tl
 from torch import Tensor
 
 PROGRAMS = 1056
-"""Eight for each multiprocessor of an H200."""
+"""Programs to launch at least: eight for each of the 132 multiprocessors of an H200."""
 TILES = 4
-"""Of pixels a program goes through at least."""
+"""Tiles of pixels per program, at least."""
 
 
 @triton.jit
@@ -18,9 +22,10 @@ def _products(
     STRIDE: tl.constexpr, PADDING: tl.constexpr, WEIGHTS: tl.constexpr, TILE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Some weights of one worker, all outputs: over its share of the pixels of the output.
+    """Add up the gradients of WEIGHTS weights of one worker over one part of the output's pixels.
 
-    Weight j is that of input j % INPUTS at place j // INPUTS of the window.
+    Program (worker, block, part) handles all outputs, and weights from block * WEIGHTS on. Weight j
+    belongs to input j % INPUTS at position j // INPUTS of the window.
     """
     worker, part = tl.program_id(0).to(tl.int64), tl.program_id(2)
     j = tl.program_id(1) * WEIGHTS + tl.arange(0, WEIGHTS)
@@ -32,24 +37,26 @@ def _products(
     total = tl.zeros([PADDED, WEIGHTS], tl.float32)
     for first in range(part * share, tl.minimum(part * share + share, pixels), TILE):
         pixel = first + tl.arange(0, TILE)
-        image, place = pixel // (rows * columns), pixel % (rows * columns)
-        there = (pixel[None, :] < pixels) & (output[:, None] < OUTPUTS)
-        slopes = tl.load(slope + pixel[None, :] * OUTPUTS + output[:, None], there, 0.0)
-        row = (place // columns * STRIDE)[:, None] + down[None, :]
-        column = (place % columns * STRIDE)[:, None] + right[None, :]
+        image, position = pixel // (rows * columns), pixel % (rows * columns)
+        valid = (pixel[None, :] < pixels) & (output[:, None] < OUTPUTS)
+        slopes = tl.load(slope + pixel[None, :] * OUTPUTS + output[:, None], valid, 0.0)
+        row = (position // columns * STRIDE)[:, None] + down[None, :]
+        column = (position % columns * STRIDE)[:, None] + right[None, :]
         inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
         inside &= (pixel[:, None] < pixels) & (j[None, :] < all_weights)
-        spot = ((image[:, None] * height + row) * width + column) * INPUTS + (j % INPUTS)[None, :]
-        seen = tl.load(x + spot, inside, 0.0)
-        total = tl.dot(slopes, seen, total, input_precision=PRECISION)
-    spots = ((worker * parts + part) * OUTPUTS + output[:, None]) * all_weights + j[None, :]
-    tl.store(out + spots, total, (output[:, None] < OUTPUTS) & (j[None, :] < all_weights))
+        offsets = ((image[:, None] * height + row) * width + column) * INPUTS + (j % INPUTS)[
+            None, :
+        ]
+        inputs = tl.load(x + offsets, inside, 0.0)
+        total = tl.dot(slopes, inputs, total, input_precision=PRECISION)
+    out_offsets = ((worker * parts + part) * OUTPUTS + output[:, None]) * all_weights + j[None, :]
+    tl.store(out + out_offsets, total, (output[:, None] < OUTPUTS) & (j[None, :] < all_weights))
 
 
 def filter_gradients_triton(
     x: Tensor, slope: Tensor, workers: int, width: int, stride: int, padding: int
 ) -> Tensor:
-    """See `filter_gradients`. Adds up in the same order always."""
+    """Compute `filter_gradients`; the same inputs give the same bits."""
     x, slope = (part.contiguous(memory_format=torch.channels_last) for part in (x, slope))
     _, inputs, high, wide = x.shape
     _, outputs, rows, columns = slope.shape
@@ -68,5 +75,5 @@ def filter_gradients_triton(
         inputs, outputs, max(16, triton.next_power_of_2(outputs)), width, stride, padding, block,
         tile, precision,
     )  # fmt: skip
-    found = out.sum(1).view(workers, outputs, width, width, inputs)
-    return found.permute(0, 1, 4, 2, 3).contiguous()
+    gradients = out.sum(1).view(workers, outputs, width, width, inputs)
+    return gradients.permute(0, 1, 4, 2, 3).contiguous()

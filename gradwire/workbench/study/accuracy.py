@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from gradwire.workbench.data import Data, Shard
-from gradwire.workbench.simulate.crew import Crew, examples
-from gradwire.workbench.simulate.local_graph import LocalGraph
+from gradwire.workbench.simulate.local_sgd import LocalSgdSimulation
+from gradwire.workbench.simulate.simulation import Simulation, load_examples
 from gradwire.workbench.study.accuracy_page import page
 from gradwire.workbench.study.study import Cell, Row, Settings, Study, repeatable
 from gradwire.workbench.study.unfinished import Unfinished
@@ -148,35 +148,43 @@ def measure(settings: Settings, cell: Cell) -> list[Row]:
     given |= recipe.options | {"workers": WORKERS, "data_dir": settings.data_dir}
     options = resolve(given | {"device": settings.device})
     with repeatable(settings):
-        crew = open_crew(options, recipe)
-        total, lr = options.epochs * crew.epoch_steps, options.lr * recipe.lr
-        dense = 2 * (WORKERS - 1) * 4 * crew.entries * crew.epoch_steps
+        simulation = open_simulation(options, recipe)
+        total, lr = options.epochs * simulation.epoch_steps, options.lr * recipe.lr
+        dense = 2 * (WORKERS - 1) * 4 * simulation.entries * simulation.epoch_steps
         run = Unfinished(settings, cell)
-        rows = run.begin(crew)
+        rows = run.begin(simulation)
         for epoch in range(len(rows) + 1, options.epochs + 1):
             losses = []
-            for _ in range(crew.epoch_steps):
-                if recipe.flush and crew.steps == total - 1:
-                    crew.flush()
-                losses.append(crew.step(lr * cosine(crew.steps / total)))
+            for _ in range(simulation.epoch_steps):
+                if recipe.flush and simulation.steps == total - 1:
+                    simulation.flush()
+                losses.append(simulation.step(lr * cosine(simulation.steps / total)))
             row: Row = {"epoch": epoch, "loss": float(torch.stack(losses).mean())}
-            row |= {"score": crew.score(), "bytes": crew.bytes_sent, "entries": crew.chosen}
-            row |= {"dense": epoch * dense / recipe.times, "steps": crew.steps / recipe.times}
-            row |= {"d": crew.entries, "activations": crew.activations, "model": options.model}
-            row |= {"residual_bytes": crew.residual_bytes}
+            row |= {
+                "score": simulation.score(),
+                "bytes": simulation.bytes_sent,
+                "entries": simulation.entries_chosen,
+            }
+            row |= {"dense": epoch * dense / recipe.times, "steps": simulation.steps / recipe.times}
+            row |= {
+                "d": simulation.entries,
+                "activations": simulation.activations,
+                "model": options.model,
+            }
+            row |= {"residual_bytes": simulation.residual_bytes}
             rows.append(cell | row)
-            run.keep(crew, rows, options.epochs)
+            run.keep(simulation, rows, options.epochs)
     return rows
 
 
-def open_crew(options: Options, recipe: Recipe) -> Crew:
+def open_simulation(options: Options, recipe: Recipe) -> Simulation:
     """The workers of a recipe."""
-    data = examples(options)
+    data = load_examples(options)
     if recipe.early[0]:
         options = _falling(options, recipe.early, data)
     if not recipe.every:
-        return Crew(options, data, abreast=True)
-    return LocalGraph(options, data, recipe.every, keep_unsent=recipe.keep)
+        return Simulation(options, data, batched=True)
+    return LocalSgdSimulation(options, data, recipe.every, keep_unsent=recipe.keep)
 
 
 def _falling(options: Options, early: tuple[float, float], data: Data) -> Options:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gradwire.workbench.report.chart import GREY, Chart, Line
-from gradwire.workbench.simulate.crew import Crew
+from gradwire.workbench.simulate.simulation import Simulation
 from gradwire.workbench.study import theory
 from gradwire.workbench.study.study import (
     Cell,
@@ -62,11 +62,11 @@ def trained(settings: Settings, model: str, steps: int) -> Tensor:
     """u of worker 1 of 4 after `steps` steps of top-k at 0.1 %."""
     given = {"model": model, "workers": 4, "density": 0.001, "seed": settings.seed}
     options = resolve(given | {"data_dir": settings.data_dir, "device": settings.device})
-    crew = Crew.of(options)
+    simulation = Simulation.from_options(options)
     with repeatable(settings):
         for step in range(steps):
-            crew.step(watch=(0,) if step == steps - 1 else ())
-    return crew.u()
+            simulation.step(watch=(0,) if step == steps - 1 else ())
+    return simulation.u()
 
 
 def cells(settings: Settings) -> list[Cell]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from gradwire.accumulate.schedule import entry_count
 from gradwire.workbench.report.chart import GREY, Chart, Line
-from gradwire.workbench.simulate.crew import Crew
+from gradwire.workbench.simulate.simulation import Simulation
 from gradwire.workbench.study.study import (
     Cell,
     Page,
@@ -41,16 +41,20 @@ def measure(settings: Settings, cell: Cell) -> list[Row]:
     given = {"model": cell["model"], "method": cell["recipe"], "workers": cell["workers"]}
     given |= {"density": DENSITY, "seed": settings.seed, "device": settings.device, "batch": 8}
     options = resolve(given | {"data_dir": settings.data_dir})
-    crew = Crew.of(options)
-    k, sent, rows = entry_count(DENSITY, crew.entries), 0.0, []
+    simulation = Simulation.from_options(options)
+    k, sent, rows = entry_count(DENSITY, simulation.entries), 0.0, []
     with repeatable(settings):
         for step in range(1, cell["steps"] + 1):
-            crew.step()
-            stats = crew.cluster.stats()
-            total = stats.achieved_density * crew.entries * step
-            union = int((crew.update != 0).sum())
-            share = stats.seconds["compress"] * crew.options.workers / crew.computing.seconds
-            rows.append(cell | {"step": step, "k": k, "d": crew.entries, "compress": share})
+            simulation.step()
+            stats = simulation.cluster.stats()
+            total = stats.achieved_density * simulation.entries * step
+            union = int((simulation.update != 0).sum())
+            share = (
+                stats.seconds["compress"]
+                * simulation.options.workers
+                / simulation.computing.seconds
+            )
+            rows.append(cell | {"step": step, "k": k, "d": simulation.entries, "compress": share})
             rows[-1] |= {"union": union / k, "sent": (total - sent) / k}
             sent = total
     return rows

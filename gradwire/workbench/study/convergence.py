@@ -10,7 +10,7 @@ from gradwire.workbench import models
 from gradwire.workbench.report.chart import GREY, MORE, Chart, Line
 from gradwire.workbench.report.curves import COLOURS
 from gradwire.workbench.report.outcome import size
-from gradwire.workbench.simulate.crew import Crew, examples
+from gradwire.workbench.simulate.simulation import Simulation, load_examples
 from gradwire.workbench.study.study import (
     Cell,
     Page,
@@ -51,7 +51,7 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 """The learning rate is warmed up over a tenth of the run, then falls like a cosine."""
 
-ABREAST = ("resnet20",)
+BATCHED_MODELS = ("resnet20",)
 """Small networks of convolutions: on CUDA the passes of their workers are one batch."""
 
 SMALL: dict[str, dict[str, Any]] = {"fnn3": {"epochs": 4, "batch": 16, "lr": 0.1}}
@@ -98,18 +98,28 @@ def measure(settings: Settings, cell: Cell) -> list[Row]:
     given |= WANTED[cell["recipe"]] | {"workers": WORKERS, "density": DENSITY}
     options = resolve(given | {"data_dir": settings.data_dir, "device": settings.device})
     with repeatable(settings):
-        crew = Crew(options, examples(options), abreast=model in ABREAST)
-        total = options.epochs * crew.epoch_steps
+        simulation = Simulation(options, load_examples(options), batched=model in BATCHED_MODELS)
+        total = options.epochs * simulation.epoch_steps
         run = Unfinished(settings, cell)
-        rows = run.begin(crew)
+        rows = run.begin(simulation)
         for epoch in range(len(rows) + 1, options.epochs + 1):
-            rates = [options.lr * cosine((crew.steps + i) / total) for i in range(crew.epoch_steps)]
-            loss = torch.stack([crew.step(lr) for lr in rates]).mean()
+            rates = [
+                options.lr * cosine((simulation.steps + i) / total)
+                for i in range(simulation.epoch_steps)
+            ]
+            loss = torch.stack([simulation.step(lr) for lr in rates]).mean()
             row = {"task": models.model_spec(model).task, "epoch": epoch, "loss": float(loss)}
-            row |= {"score": crew.score(), "bytes": crew.bytes_sent, "d": crew.entries}
-            row |= {"residual_bytes": crew.residual_bytes, "activations": crew.activations}
+            row |= {
+                "score": simulation.score(),
+                "bytes": simulation.bytes_sent,
+                "d": simulation.entries,
+            }
+            row |= {
+                "residual_bytes": simulation.residual_bytes,
+                "activations": simulation.activations,
+            }
             rows.append(cell | row)
-            run.keep(crew, rows, options.epochs)
+            run.keep(simulation, rows, options.epochs)
     return rows
 
 

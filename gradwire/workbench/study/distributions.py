@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradwire.workbench import models
 from gradwire.workbench.report.chart import GREY, Chart, Line, shades
-from gradwire.workbench.simulate.crew import Crew
+from gradwire.workbench.simulate.simulation import Simulation
 from gradwire.workbench.study import theory
 from gradwire.workbench.study.fit import shape
 from gradwire.workbench.study.study import (
@@ -56,17 +56,17 @@ def measure(settings: Settings, cell: Cell) -> list[Row]:
     if cell["method"] == "gaussiank":
         given["method_options"] = RELEASED
     options = resolve(given | {"data_dir": settings.data_dir})
-    crew = Crew.of(options)
+    simulation = Simulation.from_options(options)
     rows: list[Row] = []
     before = 0.0
     with repeatable(settings):
         for step in range(1, cell["last"] + 1):
             due = step % cell["every"] == 0
-            crew.step(watch=(0,) if due else ())
+            simulation.step(watch=(0,) if due else ())
             if due:
-                total = crew.cluster.stats().achieved_density * step
+                total = simulation.cluster.stats().achieved_density * step
                 sent, before = (total - before) / cell["every"] / DENSITY, total
-                rows.append(_row(crew.u(), cell, step) | {"sent": sent})
+                rows.append(_row(simulation.u(), cell, step) | {"sent": sent})
     return rows
 
 

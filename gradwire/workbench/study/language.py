@@ -11,8 +11,8 @@ import torch
 from gradwire.workbench import data, models
 from gradwire.workbench.report.chart import GREY, Chart, Line
 from gradwire.workbench.report.outcome import size
-from gradwire.workbench.simulate.crew import Crew
-from gradwire.workbench.simulate.local_crew import LocalCrew
+from gradwire.workbench.simulate.local_simulation import LocalSimulation
+from gradwire.workbench.simulate.simulation import Simulation
 from gradwire.workbench.study.study import Cell, Row, Settings, Table, repeatable
 from gradwire.workbench.train.options import Options, resolve
 from gradwire.workbench.train.rates import cosine
@@ -76,18 +76,22 @@ def follow(settings: Settings, cell: Cell, recipe: Recipe, steps: int) -> Iterat
     shape = models.model_spec(options.model).shape
     text = data.load_dataset(options.data, options.data_dir, shape)
     with repeatable(settings):
-        crew = Crew(options, text)
+        simulation = Simulation(options, text)
         if recipe.local is not None:
-            crew = LocalCrew(options, text, steps, **recipe.local)
+            simulation = LocalSimulation(options, text, steps, **recipe.local)
         tokens = WORKERS * options.batch * shape[0]
-        dense, losses = 2 * (WORKERS - 1) * 4 * crew.entries, []
+        dense, losses = 2 * (WORKERS - 1) * 4 * simulation.entries, []
         for step in range(1, steps + 1):
-            with tensor_cores(crew.device):
-                losses.append(crew.step(options.lr * cosine((step - 1) / steps)))
+            with tensor_cores(simulation.device):
+                losses.append(simulation.step(options.lr * cosine((step - 1) / steps)))
             if step * LOOKS % steps == 0:
                 row = {"step": step, "tokens": step * tokens, "loss": mean(map(float, losses))}
-                row |= {"test": math.log(crew.score()), "bytes": crew.bytes_sent, "lr": options.lr}
-                yield cell | row | {"dense": step * dense, "d": crew.entries}
+                row |= {
+                    "test": math.log(simulation.score()),
+                    "bytes": simulation.bytes_sent,
+                    "lr": options.lr,
+                }
+                yield cell | row | {"dense": step * dense, "d": simulation.entries}
                 losses = []
 
 

@@ -95,7 +95,7 @@ def page(rows: Sequence[Row]) -> Page:
             f"{1e3 * c['step']:.0f} ms a step, and {c['topk']:.1f}, {c['dgc']:.1f} and "
             f"{c['gaussiank']:.1f} ns an entry for topk, dgc and gaussiank. "
         )
-        tables.append(_side_by_side(table))
+        tables.append(_paper_table(table))
     if lab:
         tables.append(_measured(lab))
         errors = [abs(c.error) for c in compare(lab)]
@@ -107,7 +107,7 @@ def page(rows: Sequence[Row]) -> Page:
     return Page(says, tables, charts)
 
 
-def _side_by_side(rows: Sequence[Row]) -> Table:
+def _paper_table(rows: Sequence[Row]) -> Table:
     body = []
     for model in paper.TABLE:
         own = {row["method"]: row for row in rows if row["model"] == model}

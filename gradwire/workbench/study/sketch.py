@@ -18,7 +18,7 @@ from gradwire.exchange.sketched import find_largest, next_seeds
 from gradwire.types import Memory, align
 from gradwire.workbench import models
 from gradwire.workbench.bench import bench_exchange
-from gradwire.workbench.simulate.crew import Crew
+from gradwire.workbench.simulate.simulation import Simulation
 from gradwire.workbench.study.fit import hill
 from gradwire.workbench.study.sketch_page import page
 from gradwire.workbench.study.study import Cell, Row, Settings, Study, repeatable
@@ -90,11 +90,11 @@ def mean_u(settings: Settings, cell: Cell) -> Tensor:
     """The mean over the workers of gradient + residual: what the sum of all sketches shows."""
     given = {"model": cell["model"], "method": cell["recipe"], "workers": cell["workers"]}
     given |= {"density": DENSITY, "seed": settings.seed, "device": settings.device}
-    crew = Crew.of(resolve(given | {"data_dir": settings.data_dir}))
+    simulation = Simulation.from_options(resolve(given | {"data_dir": settings.data_dir}))
     everyone = tuple(range(cell["workers"]))
     for step in range(cell["steps"]):
-        crew.step(watch=everyone if step == cell["steps"] - 1 else ())
-    return torch.stack([crew.u(worker) for worker in everyone]).mean(0)
+        simulation.step(watch=everyone if step == cell["steps"] - 1 else ())
+    return torch.stack([simulation.u(worker) for worker in everyone]).mean(0)
 
 
 def recall(u: Tensor, k: int, ratio: float) -> dict[str, list[float]]:
@@ -142,14 +142,14 @@ def _train(settings: Settings, cell: Cell) -> list[Row]:
         size, workers = models.model_spec(run["model"]).parameters, cell["workers"]
         given["density"] = affordable(size, workers, spent(size, workers, cell["ratio"]))
     options = resolve(given)
-    crew, rows = Crew.of(options), []
-    total = options.epochs * crew.epoch_steps
+    simulation, rows = Simulation.from_options(options), []
+    total = options.epochs * simulation.epoch_steps
     for epoch in range(1, options.epochs + 1):
-        for _ in range(crew.epoch_steps):
-            crew.step(options.lr * cosine(crew.steps / total))
-        row = {"model": options.model, "d": crew.entries, "density": options.density}
-        row |= {"epoch": epoch, "epochs": options.epochs, "steps": crew.steps}
-        rows.append(cell | row | {"score": crew.score(), "bytes": crew.bytes_sent})
+        for _ in range(simulation.epoch_steps):
+            simulation.step(options.lr * cosine(simulation.steps / total))
+        row = {"model": options.model, "d": simulation.entries, "density": options.density}
+        row |= {"epoch": epoch, "epochs": options.epochs, "steps": simulation.steps}
+        rows.append(cell | row | {"score": simulation.score(), "bytes": simulation.bytes_sent})
     return rows
 
 

@@ -85,10 +85,10 @@ def test_only_a_network_that_can_has_its_workers_in_one_batch(monkeypatch):
     class Asked(Exception):
         pass
 
-    def crew(options, data, abreast):
-        raise Asked(options.model, abreast)
+    def simulation(options, data, batched):
+        raise Asked(options.model, batched)
 
-    monkeypatch.setattr(convergence, "Crew", crew)
+    monkeypatch.setattr(convergence, "Simulation", simulation)
     monkeypatch.setattr(convergence, "examples", lambda options: None)
     asked = {}
     for model in convergence.RUNS:
@@ -96,7 +96,7 @@ def test_only_a_network_that_can_has_its_workers_in_one_batch(monkeypatch):
         with pytest.raises(Asked) as given:
             convergence.measure(Settings(data_dir="data"), cell)
         asked |= dict([given.value.args])
-    assert [model for model, abreast in asked.items() if abreast] == ["resnet20"]
+    assert [model for model, batched in asked.items() if batched] == ["resnet20"]
     assert set(asked) == set(convergence.RUNS)
 
 

@@ -45,7 +45,7 @@ def test_gtopk_gets_the_bytes_of_the_sketch_and_no_more(workers):
 def test_u_is_the_mean_over_the_workers_at_the_last_step(monkeypatch):
     watched = []
 
-    class Crew:
+    class Simulation:
         of = classmethod(lambda cls, options: cls())
 
         def step(self, watch):
@@ -54,7 +54,7 @@ def test_u_is_the_mean_over_the_workers_at_the_last_step(monkeypatch):
         def u(self, worker):
             return torch.tensor([10.0 * worker, 1.0])
 
-    monkeypatch.setattr(sketch, "Crew", Crew)
+    monkeypatch.setattr(sketch, "Simulation", Simulation)
     cell = {"what": "u", "model": "lenet5", "recipe": "dense", "workers": 4, "steps": 3}
     assert mean_u(SMALL, cell).tolist() == [15, 1]
     assert watched == [(), (), (0, 1, 2, 3)]

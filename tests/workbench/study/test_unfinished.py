@@ -8,8 +8,8 @@ import torch
 
 from gradwire.errors import StateError
 from gradwire.state.saved import files
-from gradwire.workbench.simulate.crew import Crew
-from gradwire.workbench.simulate.local_graph import LocalGraph
+from gradwire.workbench.simulate.local_sgd import LocalSgdSimulation
+from gradwire.workbench.simulate.simulation import Simulation
 from gradwire.workbench.study import accuracy, convergence, unfinished
 from gradwire.workbench.study.run import run_study
 from gradwire.workbench.study.study import Page, Settings, Study
@@ -40,22 +40,22 @@ def cell(recipe, epochs=3):
 
 def stopped(monkeypatch, study, settings, epoch=3, recipe="topk/union"):
     """The run, killed while the score of `epoch` is found."""
-    scores, score = [], Crew.score
+    scores, score = [], Simulation.score
 
-    def killed(crew):
+    def killed(simulation):
         scores.append(1)
         if len(scores) == epoch:
             raise KeyboardInterrupt
-        return score(crew)
+        return score(simulation)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Crew, "score", killed)
+        patched.setattr(Simulation, "score", killed)
         with pytest.raises(KeyboardInterrupt):
             study.measure(settings, cell(recipe))
 
 
 def counted(monkeypatch, kind):
-    """Grows with every step of such a crew."""
+    """Grows with every step of such a simulation."""
     steps, step = [], kind.step
     monkeypatch.setattr(kind, "step", lambda *given: steps.append(1) or step(*given))
     return steps
@@ -63,7 +63,7 @@ def counted(monkeypatch, kind):
 
 @pytest.mark.parametrize(("study", "recipe"), RUNS, ids=lambda x: getattr(x, "__name__", x))
 def test_it_ends_with_the_rows_of_a_run_that_was_not(monkeypatch, tmp_path, capsys, study, recipe):
-    steps = counted(monkeypatch, LocalGraph if recipe == "keep-8-half" else Crew)
+    steps = counted(monkeypatch, LocalSgdSimulation if recipe == "keep-8-half" else Simulation)
     whole = study.measure(SMALL, cell(recipe))
     settings = replace(SMALL, unfinished=str(tmp_path))
     stopped(monkeypatch, study, settings, recipe=recipe)

@@ -1,4 +1,7 @@
-"""Passes of many workers as one CUDA graph: for networks so small that a GPU waits for launches."""
+"""Compute the gradients of many workers as one CUDA graph.
+
+A small network's kernels end faster than the host launches them. A graph launches all at once.
+"""
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -9,17 +12,17 @@ from torch import Tensor, nn
 
 from gradwire.workbench.train.task import Batch
 
-LANES = 8
-"""Workers that run side by side."""
+STREAMS = 8
+"""Workers that run at the same time, each on a stream."""
 
 
-class Passes:
-    """Forward and backward passes of P workers: `losses` [P] and flat `gradients` [P, d].
+class GraphPasses:
+    """Forward and backward passes of P workers, captured once and replayed at every call.
 
-    `models` has a network for each worker (`twins` makes them of one), with no autograd graph alive
-    on them; `batch` has tensors of shape [P, ...], here and in every call alike. On CUDA all passes
-    are one graph with `LANES` branches, elsewhere they run one after another; the kernels and their
-    results are the same.
+    A call fills `losses` [P] and the flat `gradients` [P, d]. `models` holds a network per worker;
+    `copy_per_worker` makes them from one. No autograd graph of them may be alive. Every batch has
+    tensors [P, ...] of the shapes of the first `batch`. On CUDA the graph has `STREAMS` branches.
+    On a CPU the workers run in turn, with the same results.
     """
 
     def __init__(
@@ -37,13 +40,13 @@ class Passes:
         self._graph = self._capture() if device.type == "cuda" else None
 
     def __call__(self, batch: Batch) -> None:
-        """Fills `losses` and `gradients` anew."""
-        for mine, given in zip(self._batch, batch, strict=True):
-            mine.copy_(given)
+        """Overwrite `losses` and `gradients` with those of `batch`."""
+        for static, new in zip(self._batch, batch, strict=True):
+            static.copy_(new)
         if self._graph is not None:
             self._graph.replay()
         else:
-            self._in_turn()
+            self._pass_in_turn()
 
     def _pass(self, rank: int) -> None:
         loss = self._loss(self._models[rank], [part[rank] for part in self._batch])
@@ -53,32 +56,39 @@ class Passes:
 
     def _capture(self) -> torch.cuda.CUDAGraph:
         buffers = [buffer for model in self._models for buffer in model.buffers()]
-        return capture(buffers, self._in_lanes, warm_up=self._in_turn)
+        return capture_graph(buffers, self._pass_on_streams, warm_up=self._pass_in_turn)
 
-    def _in_turn(self) -> None:
+    def _pass_in_turn(self) -> None:
         for rank in range(len(self._models)):
             self._pass(rank)
 
-    def _in_lanes(self) -> None:
-        begin, lanes = torch.cuda.current_stream(), [torch.cuda.Stream() for _ in range(LANES)]
-        for lane in lanes:
-            lane.wait_stream(begin)
-        for number, lane in enumerate(lanes):
-            with torch.cuda.stream(lane):
-                for rank in range(number, len(self._models), LANES):
+    def _pass_on_streams(self) -> None:
+        current, streams = (
+            torch.cuda.current_stream(),
+            [torch.cuda.Stream() for _ in range(STREAMS)],
+        )
+        for stream in streams:
+            stream.wait_stream(current)
+        for number, stream in enumerate(streams):
+            with torch.cuda.stream(stream):
+                for rank in range(number, len(self._models), STREAMS):
                     self._pass(rank)
-        for lane in lanes:
-            begin.wait_stream(lane)
+        for stream in streams:
+            current.wait_stream(stream)
 
 
-def capture(
+def capture_graph(
     buffers: Sequence[Tensor], run: Callable[[], None], warm_up: Callable[[], None]
 ) -> torch.cuda.CUDAGraph:
-    """`run` as a graph. What warming up changes, `buffers` and the generator, is put back."""
+    """Return `run` as a CUDA graph.
+
+    Running `warm_up` first changes `buffers` and the random generator. Both are put back.
+    """
     before, random = [buffer.clone() for buffer in buffers], torch.cuda.get_rng_state()
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
+        # Capturing needs compiled kernels and allocated workspaces.
         for _ in range(3):
             warm_up()
     torch.cuda.current_stream().wait_stream(side)
@@ -91,10 +101,11 @@ def capture(
     return graph
 
 
-def twins(model: nn.Module, count: int) -> list[nn.Module]:
-    """Copies of `model` that share the memory of its parameters; the first also has its buffers.
+def copy_per_worker(model: nn.Module, count: int) -> list[nn.Module]:
+    """Return `count` copies of `model` that share the memory of its parameters.
 
-    Their parameters are leaves of their own: one that several streams use would tie them together.
+    The first copy also shares the model's buffers. Each copy has its own leaf parameters, because
+    autograd would otherwise synchronise the streams that use a common leaf.
     """
     copies, buffers = [], {id(b): b for b in model.buffers()}
     for number in range(count):

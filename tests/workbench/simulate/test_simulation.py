@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gradwire.workbench import data, models
-from gradwire.workbench.simulate.crew import Crew
+from gradwire.workbench.simulate.simulation import Simulation
 from gradwire.workbench.train.evaluate import digest
 from gradwire.workbench.train.options import resolve
 from gradwire.workbench.train.trainer import Sitting, Trainer
@@ -37,26 +37,29 @@ order of parameters, which for DDP is the reverse."""
 @pytest.mark.parametrize("more", [{}, RECIPE])
 def test_virtual_workers_end_with_the_bits_of_real_ranks(ranks, tmp_path, more):
     run = options(**more)
-    crew = Crew(run, load(run))
-    losses = [crew.step() for _ in range(STEPS)]
+    simulation = Simulation(run, load(run))
+    losses = [simulation.step() for _ in range(STEPS)]
     assert losses[-1] < losses[0]
-    assert set(ranks.run(4, pooled, real_ranks, run, tmp_path)) == {digest(crew.model)}
+    assert set(ranks.run(4, pooled, real_ranks, run, tmp_path)) == {digest(simulation.model)}
 
 
 def test_u_is_gradient_and_residual():
-    crew = Crew(options(workers=2), load(options()))
-    crew.step(watch=(0,))
-    first = crew.u()
-    assert torch.equal(first, crew.gradients[0])
-    kept = crew.cluster.residual(0)
-    crew.step(watch=(0,))
-    torch.testing.assert_close(crew.u(), crew.gradients[0] + kept)
+    simulation = Simulation(options(workers=2), load(options()))
+    simulation.step(watch=(0,))
+    first = simulation.u()
+    assert torch.equal(first, simulation.gradients[0])
+    kept = simulation.cluster.residual(0)
+    simulation.step(watch=(0,))
+    torch.testing.assert_close(simulation.u(), simulation.gradients[0] + kept)
     assert kept.abs().sum() > 0
 
 
 def test_batch_norm_keeps_the_first_workers_statistics():
     run = options(model="resnet20", workers=2, method="dense")
-    both, alone = Crew(run, load(run)), Crew(options(model="resnet20", workers=2), load(run))
+    both, alone = (
+        Simulation(run, load(run)),
+        Simulation(options(model="resnet20", workers=2), load(run)),
+    )
     both.step()
     alone.shards = alone.shards[:1]
     alone._gradients(0, 0)
@@ -66,21 +69,21 @@ def test_batch_norm_keeps_the_first_workers_statistics():
 
 def test_bytes_and_memory_are_of_all_workers():
     run = options(density=0.01)
-    crew = Crew(run, load(run))
-    crew.step()
+    simulation = Simulation(run, load(run))
+    simulation.step()
     k = round(0.01 * 61_706)
     message = -(-(32 + 8 * k) // 16) * 16
-    assert crew.bytes_sent == 4 * 3 * message
-    assert crew.residual_bytes == 4 * 4 * 61_706
+    assert simulation.bytes_sent == 4 * 3 * message
+    assert simulation.residual_bytes == 4 * 4 * 61_706
 
 
 @pytest.mark.parametrize("clip", [0.0, 1e-3])
 def test_the_averaged_gradient_is_clipped(clip):
     run = options(method="dense", momentum=0.0, lr=1.0, clip=clip)
-    crew = Crew(run, load(run))
-    before = torch.cat([p.detach().flatten() for p in crew.parameters])
-    crew.step()
-    moved = (torch.cat([p.detach().flatten() for p in crew.parameters]) - before).norm()
+    simulation = Simulation(run, load(run))
+    before = torch.cat([p.detach().flatten() for p in simulation.parameters])
+    simulation.step()
+    moved = (torch.cat([p.detach().flatten() for p in simulation.parameters]) - before).norm()
     assert bool(moved <= 1.01e-3) is bool(clip)
 
 
@@ -89,8 +92,8 @@ def test_weights_decay_with_momentum_correction_as_with_momentum():
     norms = []
     for more in ({"method": "dense"}, {"density": 1.0, "momentum_correction": True}):
         run = options(weight_decay=0.01, **more)
-        crew = Crew(run, load(run))
+        simulation = Simulation(run, load(run))
         for _ in range(60):
-            crew.step()
-        norms.append(float(torch.cat([p.detach().flatten() for p in crew.parameters]).norm()))
+            simulation.step()
+        norms.append(float(torch.cat([p.detach().flatten() for p in simulation.parameters]).norm()))
     assert norms[1] == pytest.approx(norms[0], rel=0.02)

@@ -1,4 +1,4 @@
-"""A crew whose workers each have weights of their own, all of them rows of one matrix."""
+"""Simulate local SGD fast: the weights of all virtual workers are rows of one matrix."""
 
 from copy import deepcopy
 from typing import Any
@@ -8,23 +8,22 @@ from torch import Tensor, nn
 
 from gradwire.types import align
 from gradwire.workbench.data import Data
-from gradwire.workbench.simulate.crew import Crew
-from gradwire.workbench.simulate.graphs import Passes
+from gradwire.workbench.simulate.graph_passes import GraphPasses
+from gradwire.workbench.simulate.simulation import Simulation
 from gradwire.workbench.train.options import Options
 
 
-class LocalGraph(Crew):
+class LocalSgdSimulation(Simulation):
     """`gradwire.local_steps` with outer="average" and SGD inside, for many small workers.
 
-    x: the weights that all workers agree on. Row p of w: worker p's own.
+    x: the weights that all workers agree on. w: a matrix whose row p holds worker p's weights.
 
         every step:           m = momentum m + gradient + weight decay w,   w = w - lr m
         every `every` steps:  u = (w at the last exchange) - w + residual,  x = x - update
                               w = x, with `keep_unsent` w = x - residual
 
-    With `keep_unsent` a worker goes on from what it has found itself, whether or not it was sent:
-    x - w is the residual. Scores are those of x, with batch norm's statistics averaged over the
-    workers.
+    With `keep_unsent` a worker keeps the part of its change that was not sent: w = x - residual.
+    Scores are those of x, with batch norm's statistics averaged over the workers.
     """
 
     def __init__(
@@ -32,13 +31,13 @@ class LocalGraph(Crew):
     ) -> None:
         super().__init__(options, data)
         self.every, self.keep_unsent = every, keep_unsent
-        self.judged = deepcopy(self.model)
+        self.scored_model = deepcopy(self.model)
         others = [deepcopy(self.model) for _ in self.shards[1:]]
         self.models = [self.model, *others]
         rows = len(self.models) + 1
-        # Aligned rows: convolutions are slower where weights begin anywhere.
+        # Convolutions are slower if weights begin at an unaligned address.
         storage = torch.zeros(rows, align(self.entries), dtype=torch.float32, device=self.device)
-        for row, model in zip(storage, [*self.models, self.judged], strict=True):
+        for row, model in zip(storage, [*self.models, self.scored_model], strict=True):
             _move_into(row, model)
         self.weights, self.x = storage[:-1, : self.entries], storage[-1, : self.entries]
         self._start = self.weights.clone()
@@ -47,13 +46,13 @@ class LocalGraph(Crew):
 
     @torch.no_grad()
     def step(self, lr: float | None = None, watch: tuple[int, ...] = ()) -> Tensor:
-        """An inner step of all workers, and the exchange where it is due; their mean loss."""
+        """Do one inner step of all workers, and the exchange if due; return their mean loss."""
         assert not watch, "residuals are of weights here"
         epoch, offset = divmod(self.steps, self.epoch_steps)
         batch = self.batches(epoch, offset)
         if self.passes is None:
             with torch.enable_grad():
-                self.passes = Passes(self.models, self.options.task.loss, batch)
+                self.passes = GraphPasses(self.models, self.options.task.loss, batch)
         with self.computing, torch.enable_grad():
             self.passes(batch)
         gradients = self.passes.gradients.add_(self.weights, alpha=self.options.weight_decay)
@@ -65,31 +64,32 @@ class LocalGraph(Crew):
         return self.passes.losses.mean()
 
     def state_dict(self) -> dict[str, Any]:
-        """That of a crew, and every worker's own."""
+        """Return the state of a `Simulation`, and the weights and buffers of every worker."""
         buffers = [[buffer.clone() for buffer in model.buffers()] for model in self.models]
-        tensors = [tensor.clone() for tensor in self._own()]
+        tensors = [tensor.clone() for tensor in self._matrices()]
         return super().state_dict() | {"own": tensors, "buffers": buffers}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         super().load_state_dict(saved)
-        for mine, given in zip(self._own(), saved["own"], strict=True):
-            mine.copy_(given)
-        for model, given in zip(self.models, saved["buffers"], strict=True):
-            for buffer, value in zip(model.buffers(), given, strict=True):
+        for matrix, value in zip(self._matrices(), saved["own"], strict=True):
+            matrix.copy_(value)
+        for model, values in zip(self.models, saved["buffers"], strict=True):
+            for buffer, value in zip(model.buffers(), values, strict=True):
                 buffer.copy_(value)
 
-    def _own(self) -> list[Tensor]:
+    def _matrices(self) -> list[Tensor]:
         return [self.weights, self.x, self._start, self._momentum]
 
     def flush(self) -> None:
-        """The next step ends with an exchange that sends everything."""
+        """Make the next step end with an exchange that sends everything."""
         self._flush = True
         super().flush()
 
     def score(self) -> float:
-        """That of x, with the mean of the workers' buffers."""
-        for mine, *theirs in zip(*(m.buffers() for m in (self.judged, *self.models)), strict=True):
-            mine.copy_(torch.stack(theirs).double().mean(0))
+        """Return the test score of x, with the mean of the workers' buffers."""
+        networks = (self.scored_model, *self.models)
+        for mean, *workers in zip(*(network.buffers() for network in networks), strict=True):
+            mean.copy_(torch.stack(workers).double().mean(0))
         return super().score()
 
     def _exchange(self) -> None:
@@ -105,10 +105,10 @@ class LocalGraph(Crew):
 
 
 def _move_into(row: Tensor, model: nn.Module) -> None:
-    """The model's weights become views of `row`."""
+    """Copy the model's weights into `row`, and make the parameters views of it."""
     offset = 0
     for parameter in model.parameters():
-        place = row[offset : offset + parameter.numel()].view_as(parameter)
-        place.copy_(parameter.detach())
-        parameter.data = place
+        view = row[offset : offset + parameter.numel()].view_as(parameter)
+        view.copy_(parameter.detach())
+        parameter.data = view
         offset += parameter.numel()

@@ -1,4 +1,7 @@
-"""A crew whose workers each have weights of their own, and exchange them now and then."""
+"""Simulate `gradwire.local_steps`: each virtual worker has its own weights.
+
+The workers exchange their weights every few steps.
+"""
 
 from typing import Any
 
@@ -9,13 +12,16 @@ from gradwire.integrate.local_steps import LocalSteps, local_steps
 from gradwire.ranks.virtual import VirtualRanks
 from gradwire.workbench import models
 from gradwire.workbench.data import Data
-from gradwire.workbench.simulate.crew import Crew
-from gradwire.workbench.simulate.graphs import Passes
+from gradwire.workbench.simulate.graph_passes import GraphPasses
+from gradwire.workbench.simulate.simulation import Simulation
 from gradwire.workbench.train.options import Options
 
 
-class Weights(nn.Module):
-    """All weights of a network as one flat parameter, which the network's are views of."""
+class _FlatWeights(nn.Module):
+    """One flat parameter that holds all weights of a network.
+
+    The parameters of the network become views of it.
+    """
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -26,11 +32,11 @@ class Weights(nn.Module):
             parameter.data = piece.view_as(parameter)
 
 
-class LocalCrew(Crew):
-    """`options.workers` workers in this process that call `gradwire.local_steps`.
+class LocalSimulation(Simulation):
+    """`options.workers` virtual workers that call `gradwire.local_steps` with arguments `local`.
 
-    The order of examples and the first weights are a Crew's; `local` are local_steps' arguments.
-    With `flush` the last of `total` steps sends everything.
+    The first weights and the order of examples are those of a `Simulation`. With `flush`, the last
+    of `total` steps sends everything.
     """
 
     def __init__(
@@ -39,10 +45,10 @@ class LocalCrew(Crew):
         super().__init__(options, data)
         self._flush_at = total if flush else 0
         network = {**options.size, **data.network}
-        more = [models.build(options.model, **network) for _ in self.shards]
-        self.judged, *others = (m.to(self.device) for m in more)
+        networks = [models.build(options.model, **network) for _ in self.shards]
+        self.scored_model, *others = (m.to(self.device) for m in networks)
         self.models = [self.model, *others]
-        self.weights = [Weights(model) for model in self.models]
+        self.weights = [_FlatWeights(model) for model in self.models]
         self.optimizers = [options.make_optimizer(w.parameters()) for w in self.weights]
         self.ranks = VirtualRanks(options.workers)
         self.locals: list[LocalSteps] = self.ranks.run(lambda rank: self._open(rank, local))
@@ -53,40 +59,44 @@ class LocalCrew(Crew):
 
     @property
     def bytes_sent(self) -> int:
-        """What all workers have sent so far."""
+        """Bytes that all workers together have sent so far."""
         return sum(group.bytes_sent for group in self.ranks.groups)
 
     def step(self, lr: float | None = None, watch: tuple[int, ...] = ()) -> Tensor:
-        """An inner step of all workers, and the exchange where it is due; their mean loss."""
+        """Do one inner step of all workers, and the exchange if due; return their mean loss.
+
+        watch: unused, because residuals are of weights here.
+        """
         epoch, offset = divmod(self.steps, self.epoch_steps)
         batch = self.batches(epoch, offset)
         if self.passes is None:
-            self.passes = Passes(self.models, self.options.task.loss, batch)
+            self.passes = GraphPasses(self.models, self.options.task.loss, batch)
         self.passes(batch)
-        self._inner(self.passes.gradients, self.options.lr_at(epoch) if lr is None else lr)
+        self._inner_step(self.passes.gradients, self.options.lr_at(epoch) if lr is None else lr)
         self.steps += 1
         if self.steps % self.locals[0].every:
-            for worker in self.locals:
-                worker.step()
+            # Without an exchange no rank waits for another, so no threads are needed.
+            for local_step in self.locals:
+                local_step.step()
         else:
             self.ranks.run(self._exchange)
         return self.passes.losses.mean()
 
     def score(self) -> float:
-        """The score of the weights that all workers share."""
+        """Return the test score of the weights that all workers agreed on at the last exchange."""
         weights = self.locals[0].shared_weights()["flat"]
-        nn.utils.vector_to_parameters(weights, self.judged.parameters())
+        nn.utils.vector_to_parameters(weights, self.scored_model.parameters())
         return super().score()
 
-    def _inner(self, gradients: Tensor, lr: float) -> None:
+    def _inner_step(self, gradients: Tensor, lr: float) -> None:
         if self.options.clip:
             norms = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
             gradients *= (self.options.clip / (norms + 1e-6)).clamp(max=1)
-        for worker, gradient in zip(self.optimizers, gradients, strict=True):
-            (group,) = worker.param_groups
+        for optimizer, gradient in zip(self.optimizers, gradients, strict=True):
+            (group,) = optimizer.param_groups
             group["lr"] = lr
             group["params"][0].grad = gradient
-            worker.step()
+            optimizer.step()
 
     def _exchange(self, rank: int) -> None:
         if self.steps == self._flush_at:

@@ -1,16 +1,16 @@
 import pytest
 import torch
 
-from gradwire.workbench.simulate.local_crew import LocalCrew
-from gradwire.workbench.simulate.local_graph import LocalGraph
-from tests.workbench.simulate.test_crew import load, options
+from gradwire.workbench.simulate.local_sgd import LocalSgdSimulation
+from gradwire.workbench.simulate.local_simulation import LocalSimulation
+from tests.workbench.simulate.test_simulation import load, options
 
 RUN = {"workers": 3, "method": "topk/union", "density": 0.02, "weight_decay": 1e-3}
 
 
-def crew(every=2, keep=False, **more):
+def simulation(every=2, keep=False, **more):
     run = options(**RUN | more)
-    return LocalGraph(run, load(run), every, keep_unsent=keep)
+    return LocalSgdSimulation(run, load(run), every, keep_unsent=keep)
 
 
 @pytest.mark.parametrize("keep", [False, True])
@@ -18,7 +18,7 @@ def test_it_is_local_steps(keep):
     run = options(**RUN)
     local = {"every": 2, "outer": "average", "method": "topk/union", "density": 0.02}
     local |= {"values": "fp32", "indices": "int32", "keep_unsent": keep}
-    slow, fast = LocalCrew(run, load(run), 6, flush=True, **local), crew(keep=keep)
+    slow, fast = LocalSimulation(run, load(run), 6, flush=True, **local), simulation(keep=keep)
     for step in range(6):
         if step == 5:
             fast.flush()
@@ -32,7 +32,7 @@ def test_it_is_local_steps(keep):
 @pytest.mark.parametrize("keep", [False, True])
 def test_nothing_is_lost(keep):
     """x less the mean residual is the mean of what all workers have found."""
-    fast = crew(keep=keep)
+    fast = simulation(keep=keep)
     for _ in range(3):
         before, start = fast.weights.clone(), fast._start.clone()
         kept = torch.stack([fast.cluster.residual(r) for r in range(3)]) if fast.steps else 0
@@ -48,7 +48,7 @@ def test_nothing_is_lost(keep):
 
 
 def test_with_keep_a_worker_goes_on_from_its_own_weights():
-    fast = crew(keep=True)
+    fast = simulation(keep=True)
     for _ in range(4):
         fast.step()
     for rank, row in enumerate(fast.weights):
@@ -60,10 +60,12 @@ def test_with_keep_a_worker_goes_on_from_its_own_weights():
 
 
 def test_the_score_is_of_x_with_the_mean_statistics():
-    fast = crew(model="resnet20", method="dense", every=1)
+    fast = simulation(model="resnet20", method="dense", every=1)
     fast.step()
     assert 0 <= fast.score() <= 1
-    for mine, *theirs in zip(*(m.buffers() for m in (fast.judged, *fast.models)), strict=True):
+    for mine, *theirs in zip(
+        *(m.buffers() for m in (fast.scored_model, *fast.models)), strict=True
+    ):
         torch.testing.assert_close(mine.double(), torch.stack(theirs).double().mean(0))
         assert not mine.is_floating_point() or not torch.equal(mine, theirs[0])
-    assert torch.equal(next(fast.judged.parameters()).flatten(), fast.x[:432])
+    assert torch.equal(next(fast.scored_model.parameters()).flatten(), fast.x[:432])

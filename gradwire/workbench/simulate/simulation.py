@@ -1,4 +1,4 @@
-"""A crew: P virtual workers that train one copy of the weights, each with its own residual."""
+"""Simulate data-parallel training: P virtual workers, one copy of the weights, P residuals."""
 
 import time
 from functools import lru_cache
@@ -13,16 +13,19 @@ from gradwire.integrate.virtual_cluster import VirtualCluster
 from gradwire.workbench import data as datasets
 from gradwire.workbench import models
 from gradwire.workbench.data import Data, Shard
-from gradwire.workbench.simulate.abreast import Abreast
+from gradwire.workbench.simulate.batched_passes import BatchedPasses
 from gradwire.workbench.simulate.batches import Batches
-from gradwire.workbench.simulate.graphs import Passes, twins
-from gradwire.workbench.simulate.lanes import Lanes
+from gradwire.workbench.simulate.graph_passes import GraphPasses, copy_per_worker
+from gradwire.workbench.simulate.threaded_passes import ThreadedPasses
 from gradwire.workbench.train.options import Options
 from gradwire.workbench.train.task import TASKS, Batch
 
 
 class Stopwatch:
-    """Seconds of a block; on CUDA by events that are read when asked for."""
+    """Seconds spent in `with` blocks.
+
+    On CUDA they are measured by events, so that the host does not wait for the device.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
@@ -32,7 +35,7 @@ class Stopwatch:
     def __enter__(self) -> None:
         self._mark(-1)
 
-    def __exit__(self, *what: object) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._mark(1)
 
     def _mark(self, sign: int) -> None:
@@ -44,7 +47,7 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float:
-        """In all; waits for the device."""
+        """Sum over all blocks, after waiting for the device."""
         if self._events:
             self._events[-1].synchronize()
         for begin, end in zip(self._events[::2], self._events[1::2], strict=True):
@@ -53,22 +56,25 @@ class Stopwatch:
         return self._seconds
 
 
-class Crew:
-    """`options.workers` workers in this process, by the seeds and steps of `gradwire train`.
+class Simulation:
+    """A training run of `options.workers` virtual workers, with the seeds of `gradwire train`.
 
-    Every worker's gradient is of the same weights, so one copy is enough. Batch norm keeps worker
-    0's running statistics, as a rank 0 checkpoint does. With one bundle and a rank-ordered
-    exchange the weights are those of real ranks, bit for bit (of a union in bf16 another rank keeps
-    what the mean loses, for DDP has the parameters in reverse). On CUDA the passes of all workers
-    are one graph, or, where batches differ in shape, as those of speech do, run side by side; there
-    dropout draws from torch's generator, elsewhere every worker's is seeded at every step. With
-    `abreast` they are one batch there, with activations in bf16.
+    All workers compute gradients at the same weights, so one copy of the weights is enough. Batch
+    norm keeps the running statistics of worker 0, as a checkpoint of rank 0 does.
+
+    With one bundle and an exchange that adds in rank order, the weights equal those of real ranks
+    bit for bit. The union exchange in bf16 is an exception. DDP orders the parameters in reverse,
+    so there another rank keeps what rounding the mean takes away.
+
+    On CUDA the passes of all workers are one graph. For speech they run on threads, because its
+    batches differ in shape. With `batched` they are one batch, with activations in bf16. In a
+    graph, dropout draws from torch's generator; elsewhere each worker is seeded at each step.
     """
 
-    def __init__(self, options: Options, data: Data, *, abreast: bool = False) -> None:
+    def __init__(self, options: Options, data: Data, *, batched: bool = False) -> None:
         self.options, self.device = options, torch.device(options.device)
-        self._abreast = abreast and self.device.type == "cuda"
-        self.activations = "bf16" if self._abreast else "fp32"
+        self._batched = batched and self.device.type == "cuda"
+        self.activations = "bf16" if self._batched else "fp32"
         self.data = data.to(self.device)
         self.shards = [
             Shard(data.examples, options.batch, rank, options.workers, options.seed)
@@ -77,26 +83,26 @@ class Crew:
         torch.manual_seed(blake2b_seed(options.seed))
         network = {**options.size, **data.network}
         self.model = models.build(options.model, **network).to(self.device)
-        self.judged = self.model
-        """Whose score counts."""
+        self.scored_model = self.model
+        """The network that `score` evaluates."""
         self.parameters = list(self.model.parameters())
         self.optimizer = options.make_optimizer(self.parameters)
         self.cluster = VirtualCluster(options.workers, options.config(self.epoch_steps))
         self.entries = sum(p.numel() for p in self.parameters)
         self.batches = Batches(self.data, self.shards, self.device)
-        self.passes: Passes | Abreast | None = None
-        self.lanes: Lanes | None = None
+        self.passes: GraphPasses | BatchedPasses | None = None
+        self.threaded: ThreadedPasses | None = None
         self.steps = self.exchanges = 0
         self.gradients: list[Tensor] = []
-        self.kept: list[Tensor] = []
+        self.watched_residuals: list[Tensor] = []
         self.update = torch.zeros(0, dtype=torch.float32)
         self.computing = Stopwatch(self.device)
-        """Forward and backward passes of all workers."""
+        """Time of the forward and backward passes of all workers."""
 
     @classmethod
-    def of(cls, options: Options) -> "Crew":
-        """A crew on the data that the options name."""
-        return cls(options, examples(options))
+    def from_options(cls, options: Options) -> "Simulation":
+        """Return a simulation on the data set that the options name."""
+        return cls(options, load_examples(options))
 
     @property
     def epoch_steps(self) -> int:
@@ -104,32 +110,37 @@ class Crew:
 
     @property
     def residual_bytes(self) -> int:
-        """Memory of all workers' residuals."""
+        """Memory that the residuals of all workers take."""
         return 4 * self.entries * self.options.workers
 
     @property
     def bytes_sent(self) -> int:
-        """What all workers have sent so far."""
+        """Bytes that all workers together have sent so far."""
         if not self.exchanges:
             return 0
         return sum(self.cluster.stats(rank).bytes_sent for rank in range(self.options.workers))
 
     @property
-    def chosen(self) -> int:
-        """Entries that a worker has chosen so far, all of them where everything was sent."""
+    def entries_chosen(self) -> int:
+        """Number of entries that one worker has chosen so far.
+
+        A step that sent everything counts all entries.
+        """
         if not self.exchanges:
             return 0
         config, dense = self.cluster.config, self.cluster.stats().dense
         if config.method == "dense":
             return self.entries * self.exchanges
-        sizes = [
-            entry_count(config.schedule.density_at(i), self.entries) for i in range(self.exchanges)
-        ]
+        sizes = [entries(config.schedule.density_at(i), self.entries) for i in range(self.exchanges)]
+        # A bundle is sent whole by a flush, or when fewer entries would take more bytes.
         whole = dense.get("flush", 0) + dense.get("bytes", 0)
         return sum(sizes) + whole * (self.entries - sizes[-1])
 
     def step(self, lr: float | None = None, watch: tuple[int, ...] = ()) -> Tensor:
-        """One step of all workers; their mean loss, on the device. Notes residuals of `watch`."""
+        """Train all workers for one step; return their mean loss, which stays on the device.
+
+        watch: the workers whose residuals before this step are recorded, for `u`.
+        """
         epoch, offset = divmod(self.steps, self.epoch_steps)
         rate = self.options.lr_at(epoch + offset / self.epoch_steps) if lr is None else lr
         for group in self.optimizer.param_groups:
@@ -139,7 +150,7 @@ class Crew:
         with self.computing:
             self.gradients, losses = self._gradients(epoch, offset)
         begun = self.steps > 0
-        self.kept = [
+        self.watched_residuals = [
             self.cluster.residual(r) if begun else torch.zeros((), dtype=torch.float32)
             for r in watch
         ]
@@ -154,7 +165,7 @@ class Crew:
         return losses.mean()
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next step depends on."""
+        """Return everything that the next step depends on."""
         cuda = self.device.type == "cuda"
         return {
             "model": self.model.state_dict(),
@@ -165,7 +176,7 @@ class Crew:
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken, bit for bit."""
+        """Restore a `state_dict`; the steps that follow repeat bit for bit."""
         self.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
         if saved["cluster"] is not None:
@@ -175,17 +186,20 @@ class Crew:
             torch.cuda.set_rng_state(saved["random"].cpu())
 
     def flush(self) -> None:
-        """The next step sends everything that is kept."""
+        """Make the next step send the whole residual."""
         self.cluster.flush()
 
     def u(self, worker: int = 0) -> Tensor:
-        """gradient + residual of the `worker`-th of those that the last step watched."""
-        return self.gradients[worker] + self.kept[worker].to(self.device)
+        """Return gradient + residual of the last step, for `watch[worker]` of that step.
+
+        `watch` of that step must list the workers 0, 1, ... in order.
+        """
+        return self.gradients[worker] + self.watched_residuals[worker].to(self.device)
 
     @torch.no_grad()
     def score(self) -> float:
-        """The task's score on the test set."""
-        task, data, model = self.options.task, self.data, self.judged
+        """Return the task's score on the test set."""
+        task, data, model = self.options.task, self.data, self.scored_model
         model.eval()
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         for first in range(0, data.test_examples, data.at_once):
@@ -195,24 +209,25 @@ class Crew:
         return task.score(sums)
 
     def _gradients(self, epoch: int, offset: int) -> tuple[list[Tensor], Tensor]:
-        """Each worker's flat gradient, and all losses."""
+        """Return each worker's flat gradient, and all losses."""
         if self.device.type != "cuda":
-            return self._one_by_one(epoch, offset)
+            return self._gradients_in_turn(epoch, offset)
         if self.options.task is TASKS["speech"]:
-            return self._side_by_side(epoch, offset)
+            # Utterances differ in length, and a graph needs fixed shapes.
+            return self._gradients_on_threads(epoch, offset)
         batch = self.batches(epoch, offset)
         if self.passes is None:
             self.passes = self._open_passes(batch)
         self.passes(batch)
         return list(self.passes.gradients), self.passes.losses
 
-    def _open_passes(self, batch: Batch) -> Passes | Abreast:
+    def _open_passes(self, batch: Batch) -> GraphPasses | BatchedPasses:
         workers, loss = self.options.workers, self.options.task.loss
-        if self._abreast:
-            return Abreast(self.model, workers, loss, batch)
-        return Passes(twins(self.model, workers), loss, batch)
+        if self._batched:
+            return BatchedPasses(self.model, workers, loss, batch)
+        return GraphPasses(copy_per_worker(self.model, workers), loss, batch)
 
-    def _one_by_one(self, epoch: int, offset: int) -> tuple[list[Tensor], Tensor]:
+    def _gradients_in_turn(self, epoch: int, offset: int) -> tuple[list[Tensor], Tensor]:
         flat, losses, statistics = [], [], []
         for rank, shard in enumerate(self.shards):
             seed = blake2b_seed(self.options.seed, epoch, offset, rank)
@@ -229,27 +244,29 @@ class Crew:
                     buffer.copy_(first)
         return flat, torch.stack(losses)
 
-    def _side_by_side(self, epoch: int, offset: int) -> tuple[list[Tensor], Tensor]:
-        if self.lanes is None:
-            self.lanes = Lanes(twins(self.model, self.options.workers), self.device)
+    def _gradients_on_threads(self, epoch: int, offset: int) -> tuple[list[Tensor], Tensor]:
+        if self.threaded is None:
+            self.threaded = ThreadedPasses(
+                copy_per_worker(self.model, self.options.workers), self.device
+            )
         batches = [next(shard.batches(epoch, offset)) for shard in self.shards]
 
         def loss(model: nn.Module, rank: int) -> Tensor:
             seed = blake2b_seed(self.options.seed, epoch, offset, rank)
             return self.options.task.loss(model, self.data.training_batch(batches[rank], seed))
 
-        flat, losses = self.lanes(loss)
+        flat, losses = self.threaded(loss)
         return flat, torch.stack(losses)
 
     def _parts(self, flat: Tensor) -> tuple[Tensor, ...]:
         return flat.split([p.numel() for p in self.parameters])
 
 
-def examples(options: Options) -> Data:
-    """The data that the options name, which are read once."""
-    return _load(options.data, options.data_dir, models.model_spec(options.model).shape)
+def load_examples(options: Options) -> Data:
+    """Return the data set that the options name. The last one is cached."""
+    return _load_cached(options.data, options.data_dir, models.model_spec(options.model).shape)
 
 
 @lru_cache(maxsize=1)
-def _load(name: str, folder: str | None, shape: tuple[int, ...]) -> Data:
+def _load_cached(name: str, folder: str | None, shape: tuple[int, ...]) -> Data:
     return datasets.load_dataset(name, folder, shape)

@@ -1,21 +1,21 @@
 import torch
 
-from gradwire.workbench.simulate.crew import Crew
-from gradwire.workbench.simulate.graphs import Passes, twins
-from tests.workbench.simulate.test_crew import load, options
+from gradwire.workbench.simulate.graph_passes import GraphPasses, copy_per_worker
+from gradwire.workbench.simulate.simulation import Simulation
+from tests.workbench.simulate.test_simulation import load, options
 
 
-def crew(**more):
+def simulation(**more):
     run = options(workers=3, model="resnet20", **more)
-    return Crew(run, load(run))
+    return Simulation(run, load(run))
 
 
 def test_passes_are_those_of_the_workers_one_by_one():
-    one, many = crew(), crew()
+    one, many = simulation(), simulation()
     batch = many.batches(0, 0)
-    passes = Passes(twins(many.model, 3), many.options.task.loss, batch)
+    passes = GraphPasses(copy_per_worker(many.model, 3), many.options.task.loss, batch)
     for step in range(2):
-        flat, losses = one._one_by_one(0, step)
+        flat, losses = one._gradients_in_turn(0, step)
         passes(many.batches(0, step))
         assert torch.equal(torch.stack(flat), passes.gradients)
         assert torch.equal(losses, passes.losses)
@@ -24,8 +24,8 @@ def test_passes_are_those_of_the_workers_one_by_one():
 
 
 def test_twins_share_weights_and_only_the_first_the_statistics():
-    model = crew().model
-    copies = twins(model, 3)
+    model = simulation().model
+    copies = copy_per_worker(model, 3)
     for copy in copies:
         for p, q in zip(model.parameters(), copy.parameters(), strict=True):
             assert p.data_ptr() == q.data_ptr()

@@ -2,18 +2,18 @@ import pytest
 import torch
 from torch import nn
 
-from gradwire.workbench.simulate.abreast import Abreast
+from gradwire.workbench.simulate.batched_passes import BatchedPasses
 from gradwire.workbench.simulate.filters import filter_gradients_torch
-from gradwire.workbench.simulate.graphs import Passes, twins
-from tests.workbench.simulate.test_graphs import crew
+from gradwire.workbench.simulate.graph_passes import GraphPasses, copy_per_worker
+from tests.workbench.simulate.test_graph_passes import simulation
 
 WORKERS = 3
 NEAR = 5e-3
 """A ReLU that flips by rounding is worth 5e-4."""
 
 
-def abreast(many, batch, dtype=torch.float32):
-    return Abreast(many.model, WORKERS, many.options.task.loss, batch, dtype)
+def batched(many, batch, dtype=torch.float32):
+    return BatchedPasses(many.model, WORKERS, many.options.task.loss, batch, dtype)
 
 
 def difference(a, b):
@@ -32,22 +32,22 @@ def exact(many, batch):
 
 
 def test_gradients_and_statistics_are_those_of_each_worker():
-    one, many = crew(), crew()
-    passes = abreast(many, many.batches(0, 0))
+    one, many = simulation(), simulation()
+    passes = batched(many, many.batches(0, 0))
     for step in range(2):
         batch = many.batches(0, step)
         passes(batch)
-        _, losses = one._one_by_one(0, step)
+        _, losses = one._gradients_in_turn(0, step)
         torch.testing.assert_close(passes.losses.mean(), losses.mean())
-        assert difference(passes.gradients, exact(crew(), batch)) < NEAR
+        assert difference(passes.gradients, exact(simulation(), batch)) < NEAR
     for a, b in zip(one.model.buffers(), many.model.buffers(), strict=True):
         torch.testing.assert_close(a, b)
 
 
 def test_it_follows_the_weights_of_the_model():
-    many = crew()
+    many = simulation()
     batch = many.batches(0, 0)
-    passes = abreast(many, batch)
+    passes = batched(many, batch)
     passes(batch)
     before = passes.gradients.clone()
     with torch.no_grad():
@@ -55,18 +55,18 @@ def test_it_follows_the_weights_of_the_model():
             parameter.mul_(1.5)
     passes(batch)
     assert difference(passes.gradients, before) > 0.1
-    fresh = crew()
+    fresh = simulation()
     fresh.model.load_state_dict(many.model.state_dict())
     assert difference(passes.gradients, exact(fresh, batch)) < NEAR
 
 
 def test_halves_are_near():
-    many = crew()
+    many = simulation()
     batch = many.batches(0, 0)
-    passes = abreast(many, batch, torch.bfloat16)
+    passes = batched(many, batch, torch.bfloat16)
     passes(batch)
     assert passes.gradients.dtype == torch.float32
-    assert 1e-4 < difference(passes.gradients, exact(crew(), batch)) < 0.3
+    assert 1e-4 < difference(passes.gradients, exact(simulation(), batch)) < 0.3
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_halves_are_near():
 )
 def test_other_layers_are_refused_by_name(layer):
     with pytest.raises(TypeError, match=type(layer).__name__):
-        Abreast(nn.Sequential(layer), 2, lambda model, batch: model(batch[0]).mean(), [])
+        BatchedPasses(nn.Sequential(layer), 2, lambda model, batch: model(batch[0]).mean(), [])
 
 
 @pytest.mark.parametrize(("inputs", "outputs", "stride"), [(3, 16, 1), (16, 16, 1), (16, 24, 2)])
@@ -93,11 +93,11 @@ def test_filters_of_each_worker(inputs, outputs, stride):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_compiled_on_the_gpu():
-    many = crew(device="cuda")
+    many = simulation(device="cuda")
     batch = many.batches(0, 0)
-    passes = abreast(many, batch)
+    passes = batched(many, batch)
     loss = many.options.task.loss
-    like = Passes(twins(crew(device="cuda").model, WORKERS), loss, batch)
+    like = GraphPasses(copy_per_worker(simulation(device="cuda").model, WORKERS), loss, batch)
     for step in range(2):
         passes(many.batches(0, step))
         like(many.batches(0, step))
