@@ -36,10 +36,10 @@ from gradwire.workbench.data.cifar10 import load_cifar10
 from gradwire.workbench.data.mnist import load_mnist
 from gradwire.workbench.data.text import load_text
 from gradwire.workbench.report import headline, read_runs
-from gradwire.workbench.report.page import page
+from gradwire.workbench.report.page import render_run
 from gradwire.workbench.report.studies import write_studies
 from gradwire.workbench.study import STUDIES, Settings
-from gradwire.workbench.study.folder import Folder
+from gradwire.workbench.study.folder import StudyFolder
 from gradwire.workbench.train import checkpoint as trainer
 from gradwire.workbench.train.options import resolve
 from gradwire.workbench.train.run import _finished
@@ -130,7 +130,7 @@ def _npy() -> bytes:
 
 def _study(out: Path) -> None:
     study, settings = STUDIES["bounds"], Settings(small=True)
-    folder = Folder(out, "bounds")
+    folder = StudyFolder(out, "bounds")
     folder.open(settings, "gradwire study bounds")
     folder.add({"u": "normal"}, study.measure(settings, {"u": "normal"}))
 
@@ -158,11 +158,11 @@ def _run(path: Path) -> None:
 
 
 def _run_pictures(path: Path) -> None:
-    page(read_runs(path)).encode(errors="xmlcharrefreplace")
+    render_run(read_runs(path)).encode(errors="xmlcharrefreplace")
 
 
 def _read_study(path: Path) -> None:
-    folder = Folder(path, "bounds")
+    folder = StudyFolder(path, "bounds")
     _ = folder.head
     folder.rows()
 

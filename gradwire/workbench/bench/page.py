@@ -8,8 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from gradwire.workbench.bench.row import Row
-from gradwire.workbench.bench.show import short_count
-from gradwire.workbench.report.curves import COLOURS, FAINT, INK, dress, inline, unset
+from gradwire.workbench.bench.show import as_count
+from gradwire.workbench.report.curves import (
+    COLOURS,
+    FAINT,
+    INK,
+    escape_dollars,
+    inline_svg,
+    style_axes,
+)
 from gradwire.workbench.report.page import STYLE
 
 PAGE = "methods.html"
@@ -123,12 +130,12 @@ def _chart(
         if values and max(values) > 5 * min(values):
             axes.set_xscale("log")
         axes.axvline(mark, color=INK, linewidth=0.8, linestyle="--")
-        axes.set_yticks(range(len(methods)), [unset(name) for name in methods])
+        axes.set_yticks(range(len(methods)), [escape_dollars(name) for name in methods])
         axes.xaxis.set_major_formatter(lambda v, _: f"{v:g}")
-        dress(axes, INK, FAINT)
-        svg = io.StringIO()
-        figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None})
-    return inline(svg.getvalue())
+        style_axes(axes, INK, FAINT)
+        out = io.StringIO()
+        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+    return inline_svg(out.getvalue())
 
 
 def _cells(row: Row) -> list[str]:

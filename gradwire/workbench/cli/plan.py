@@ -45,14 +45,14 @@ def plan(
     The answer may be not to compress. It is about time: density below 1 % may cost accuracy.
     """
     from gradwire.plan.planner import plan as make_plan
-    from gradwire.workbench.report.plan_page import check_name, write_page
-    from gradwire.workbench.report.plan_text import WIDTH, as_table
+    from gradwire.workbench.report.plan_page import check_html_name, write_plan_page
+    from gradwire.workbench.report.plan_text import WIDTH, plan_table
 
     if check:
         _check(check, as_json)
         return
     if html is not None:
-        check_name(html)
+        check_html_name(html)
     links: dict[str, str | float] = {"link": link, "latency": latency}
     if measure:
         found_link = _measure()
@@ -81,12 +81,12 @@ def plan(
         typer.echo(json.dumps(found.asdict()))
     else:
         # Parts of numbers are no use: a narrow terminal wraps the lines.
-        Console(width=max(WIDTH, console.width)).print(as_table(found, everything))
+        Console(width=max(WIDTH, console.width)).print(plan_table(found, everything))
         say(found.recommendation.reason, style="bold")
         for note in found.notes:
             say(f"note: {note}.")
     if html is not None:
-        path = write_page(found, html)
+        path = write_plan_page(found, html)
         if not as_json:
             say(f"page  {path}")
 
@@ -94,15 +94,15 @@ def plan(
 def _check(what: str, as_json: bool) -> None:
     from gradwire.plan.rate import show_rate
     from gradwire.workbench.plan_check import paper
-    from gradwire.workbench.plan_check.compare import compare, read_rows
+    from gradwire.workbench.plan_check.compare import compare_rows, read_bench_rows
 
     if what == "paper":
-        _, cells = paper.check()
+        _, cells = paper.fit_and_compare()
         rows = [
             (r.model, r.method, "fitted" if r.fitted else "", r.paper, r.predicted) for r in cells
         ]
     else:
-        found = compare(read_rows(Path(what)))
+        found = compare_rows(read_bench_rows(Path(what)))
         rows = [
             (
                 c.model, c.method, f"{c.ranks} ranks, {show_rate(c.link)}", c.measured,

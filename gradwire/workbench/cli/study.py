@@ -51,5 +51,5 @@ def study(
     except KeyboardInterrupt:
         complain("stopped; what is measured is kept, the same command goes on.")
         raise typer.Exit(130) from None
-    say(page.says)
+    say(page.summary)
     say(f"report  {write_studies(out)}")

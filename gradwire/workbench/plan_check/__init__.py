@@ -1,1 +1,1 @@
-"""The planner compared with the papers and with measured steps."""
+"""Check the planner against a paper and against measured steps."""

@@ -1,4 +1,4 @@
-"""Predictions beside what `gradwire bench step --json` measured: the cost model is checked."""
+"""Compare the planner's predictions with the steps that `gradwire bench step --json` measured."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,23 +15,26 @@ from gradwire.plan.predict import Prediction, Way, predict
 from gradwire.plan.work import Work
 from gradwire.workbench.models.workload import workload_by_name
 
-TORCH = {"dense": Way("dense", "dense"), "bf16": Way("dense", "dense-bf16")}
-"""PyTorch's own hooks, which send the same bytes."""
+TORCH_HOOKS = {"dense": Way("dense", "dense"), "bf16": Way("dense", "dense-bf16")}
+"""Ways that send the same bytes as PyTorch's own hooks."""
 ONE_BUCKET_MB = 1e6
-"""PowerSGD on Gloo, as the bench runs it."""
+"""Bundle size that makes one bucket of any model, as the bench uses for PowerSGD on Gloo."""
 
-NEEDED = {
+NEEDED_COLUMNS = {
     "model", "ranks", "method", "exchange", "values", "indices", "density", "bundle_bytes",
     "device", "cores", "link", "noop_seconds", "seconds",
 }  # fmt: skip
 
-Row = Mapping[str, Any]
+BenchRow = Mapping[str, Any]
+"""A JSON row of `gradwire bench step`."""
 
 
 @dataclass(frozen=True)
-class Compared:
-    """One row of the bench, and what was predicted for it. `alone`: whether what the method does
-    itself was measured, without a network; else it is the tables'."""
+class ComparedStep:
+    """One measured step and its prediction.
+
+    alone: True if the method's own work was measured without a network. Otherwise it is predicted.
+    """
 
     model: str
     method: str
@@ -43,11 +46,12 @@ class Compared:
 
     @property
     def error(self) -> float:
+        """Relative error of the prediction."""
         return self.prediction.seconds / self.measured - 1
 
 
-def read_rows(file: Path) -> list[dict[str, Any]]:
-    """The rows of a .jsonl file."""
+def read_bench_rows(file: Path) -> list[dict[str, Any]]:
+    """Return the rows of a .jsonl file; raise a ConfigError if they are not those of the bench."""
     try:
         rows = [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
     except FileNotFoundError:
@@ -59,77 +63,88 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     except ValueError as error:
         raise ConfigError(f"{file} holds no JSON rows: {error}") from error
     for row in rows:
-        missing = NEEDED - row.keys() if isinstance(row, dict) else NEEDED
+        missing = NEEDED_COLUMNS - row.keys() if isinstance(row, dict) else NEEDED_COLUMNS
         if missing or not (row["link"] or {}).get("measured"):
-            what = f"no {min(missing)!r}" if missing else "no measured link: run it with --link"
-            raise ConfigError(f"{file} holds other rows than those of bench step: {what}")
+            lack = f"no {min(missing)!r}" if missing else "no measured link: run it with --link"
+            raise ConfigError(f"{file} holds other rows than those of bench step: {lack}")
     return rows
 
 
-def compare(rows: Iterable[Row]) -> list[Compared]:
-    """Every row whose method the planner knows, but for noop and barrier.
+def compare_rows(rows: Iterable[BenchRow]) -> list[ComparedStep]:
+    """Predict every measured step whose method the planner knows, except noop and barrier.
 
-    Three things are taken from the run, none of them from the row itself. Computing: its `barrier`
-    row, else its `noop` row. The link: the rate that the lab measured, and the latency. What the
-    method does itself: `alone`, of the same model, ranks and machine, whatever the link. Checked is
-    everything else: bytes, rounds, and what overlap hides.
+    Three inputs of a prediction come from the same run:
+    - computing time: from the `barrier` row, else from the `noop` row
+    - the link: its measured rate, and its latency
+    - the method's own work: from a row with `alone`, for the same model, ranks and machine
+
+    The comparison therefore checks the rest: bytes, rounds, and the part hidden by overlap.
     """
     rows = list(rows)
     alone = {_key(row): row["alone"] for row in rows if row.get("alone")}
-    out = []
-    for row, computing in _with_base(rows):
+    compared = []
+    for row, computing in _with_computing(rows):
         way = _way(row)
         if way is None or not row["seconds"]:
             continue
         ranks, link = row["ranks"], row["link"]["measured"] / 8
         load = workload_by_name(row["model"], MACHINES["cpu"], None, computing)
         network = Network(ranks, ranks, link, row["link"].get("latency") or LATENCY)
-        own = alone.get(_key(row))
-        found = predict(
-            way, load, _device(row), network, _bundle_mb(row), own and _work(own, _share(row))
+        stages = alone.get(_key(row))
+        work = stages and _work_of(stages, _ranks_per_core(row))
+        compared.append(
+            ComparedStep(
+                model=row["model"],
+                method=row["method"],
+                ranks=ranks,
+                link=8 * link,
+                measured=row["seconds"]["median"],
+                prediction=predict(way, load, _device(row), network, _bundle_mb(row), work),
+                alone=stages is not None,
+            )
         )
-        seconds = row["seconds"]["median"]
-        out.append(
-            Compared(row["model"], row["method"], ranks, 8 * link, seconds, found, own is not None)
-        )
-    return out
+    return compared
 
 
-def _with_base(rows: Iterable[Row]) -> Iterator[tuple[Row, float]]:
-    """Each row with the seconds of computing in its run, which begins with noop.
+def _with_computing(rows: Iterable[BenchRow]) -> Iterator[tuple[BenchRow, float]]:
+    """Yield each row with the seconds of computing in its run.
 
-    Of a barrier's step, what is not its own all-reduce.
+    A run begins with its noop row. A barrier step takes computing time and one tiny all-reduce,
+    whose latency is subtracted.
     """
-    base = 0.0
+    computing = 0.0
     for row in rows:
         noop = row["noop_seconds"] or 0.0
         if row["method"] == "noop":
-            base = noop
+            computing = noop
         elif row["method"] == "barrier" and row["seconds"]:
-            spoken = 2 * (row["ranks"] - 1) * row["link"].get("latency", 0.0)
-            base = max(noop, row["seconds"]["median"] - spoken)
-        yield row, base or noop
+            all_reduce = 2 * (row["ranks"] - 1) * row["link"].get("latency", 0.0)
+            computing = max(noop, row["seconds"]["median"] - all_reduce)
+        yield row, computing or noop
 
 
-def _key(row: Row) -> tuple[Any, ...]:
+def _key(row: BenchRow) -> tuple[Any, ...]:
     return tuple(row.get(name) for name in ("device", "cores", "model", "ranks", "method"))
 
 
-def _work(alone: Mapping[str, float], share: float) -> Work:
-    """The stages; what a step grows by beyond them, a thread's turn say, counts as decode.
+def _work_of(stages: Mapping[str, float], ranks_per_core: float) -> Work:
+    """Return the work of a method from the measured seconds of its stages.
 
-    The median of a stage is that of a rank which had a core; `share` ranks take turns at one.
+    A stage was timed while its rank had a core; with more ranks per core the ranks take turns.
+    The rest of the step, for example thread switches, counts as decode.
     """
-    compress = share * (alone.get("accumulate", 0.0) + alone.get("compress", 0.0))
-    encode, decode = share * alone.get("encode", 0.0), share * alone.get("decode", 0.0)
-    more = max(0.0, alone["step"] - compress - encode - decode)
-    return Work(compress, encode, decode + more)
+    compress = ranks_per_core * (stages.get("accumulate", 0.0) + stages.get("compress", 0.0))
+    encode = ranks_per_core * stages.get("encode", 0.0)
+    decode = ranks_per_core * stages.get("decode", 0.0)
+    remainder = max(0.0, stages["step"] - compress - encode - decode)
+    return Work(compress, encode, decode + remainder)
 
 
-def _way(row: Row) -> Way | None:
+def _way(row: BenchRow) -> Way | None:
+    """Return the way that a row measured, or None if the planner does not know it."""
     name = row["method"].partition(":")[0]
-    if name in TORCH:
-        return TORCH[name]
+    if name in TORCH_HOOKS:
+        return TORCH_HOOKS[name]
     if powersgd_rank(name):
         return Way(name, "")
     method = name.partition("/")[0]
@@ -138,30 +153,38 @@ def _way(row: Row) -> Way | None:
     return Way(method, row["exchange"], row["values"], row["indices"], row["density"])
 
 
-def _bundle_mb(row: Row) -> float:
-    if powersgd_rank(row["method"]) and not _on_gpu(row):
+def _bundle_mb(row: BenchRow) -> float:
+    if powersgd_rank(row["method"]) and not _gpu_of(row):
         return ONE_BUCKET_MB
     return (row["bundle_bytes"] or 25e6) / 1e6
 
 
-def _on_gpu(row: Row) -> Machine | None:
+def _gpu_of(row: BenchRow) -> Machine | None:
+    """Return the GPU that a row was measured on, or None for a CPU or an unknown GPU."""
     name = str(row["device"]).lower().replace(" ", "").replace("-", "")
+    # The longest name wins, because one GPU's name may be part of another's.
     fits = [m for n, m in MACHINES.items() if n != "cpu" and n.replace("-", "") in name]
     return max(fits, key=lambda m: len(m.name)) if fits else None
 
 
-def _device(row: Row) -> Machine:
-    """The ranks of a lab share one device and its memory bandwidth; cores, if there are few."""
-    known = _on_gpu(row)
+def _device(row: BenchRow) -> Machine:
+    """Return the device as one rank sees it.
+
+    All ranks of a lab share the memory bandwidth of one device, and its cores if these are few.
+    """
+    gpu = _gpu_of(row)
     ranks, cores = row["ranks"], row["cores"]
-    if known is not None:
-        return replace(known, bandwidth=known.bandwidth / ranks)
+    if gpu is not None:
+        return replace(gpu, bandwidth=gpu.bandwidth / ranks)
     cpu = MACHINES["cpu"]
     costs = replace(cpu.costs, agrees=bool(row["exchange"]))
-    bandwidth = cpu.bandwidth / _share(row)
+    bandwidth = cpu.bandwidth / _ranks_per_core(row)
     return replace(cpu, bandwidth=bandwidth, costs=costs, has_spare_core=cores >= 2 * ranks)
 
 
-def _share(row: Row) -> float:
-    """Ranks a core, at least one; on a GPU `alone` was measured with all of them on it."""
-    return 1.0 if _on_gpu(row) else max(1.0, row["ranks"] / row["cores"])
+def _ranks_per_core(row: BenchRow) -> float:
+    """Return the number of ranks per core, at least 1.
+
+    It is 1 on a GPU, where `alone` was measured with all ranks on the device.
+    """
+    return 1.0 if _gpu_of(row) else max(1.0, row["ranks"] / row["cores"])

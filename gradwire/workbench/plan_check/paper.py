@@ -1,12 +1,14 @@
-"""The cost model against Table 2 of Shi et al. (2019): 16 V100 in 4 nodes, 10 GbE, k = 0.001 d.
+"""Check the cost model against Table 2 of Shi et al. (2019).
 
-Their code sends the model as one vector after the backward pass, so nothing is hidden:
+The table was measured on 16 V100 in 4 nodes with 10 Gbit Ethernet, with k = 0.001 d. The paper's
+code sends the model as one vector after the backward pass, so no communication is hidden:
 
     seconds = compute + step + bytes / rate + ns(method) x d
 
-with the bytes of our own formulas (ring all-reduce, all-gather of fp32 and int32). Five constants,
-rate, step (Horovod, waiting for the slowest) and ns of three selectors, are fitted on two networks
-and predict the other two. compute is theirs: dense seconds x scaling efficiency.
+compute is the paper's: dense seconds x scaling efficiency. bytes come from gradwire's formulas for
+a ring all-reduce, or an all-gather of fp32 and int32. Five constants are fitted on two networks:
+rate, step (Horovod and waiting for the slowest worker) and ns of three selection methods. With
+these constants the model predicts the other two networks.
 """
 
 from collections.abc import Sequence
@@ -28,13 +30,17 @@ TABLE: dict[str, tuple[tuple[float, ...], float]] = {
     "resnet50": ((0.699, 0.810, 0.655, 0.586), 0.658),
     "inception-v4": ((1.022, 1.268, 0.916, 0.787), 0.675),
 }
-"""Seconds an iteration with each of METHODS, and the scaling efficiency of the first."""
-FITTED = ("alexnet", "resnet50")
+"""Per network: seconds per iteration with each of METHODS, and the scaling efficiency of dense."""
+FITTED_NETWORKS = ("alexnet", "resnet50")
 
 
 @dataclass(frozen=True)
 class Constants:
-    """What was fitted: payload bytes a second, seconds a step, nanoseconds an entry."""
+    """The fitted constants.
+
+    rate: payload bytes per second. step: seconds per step.
+    select: nanoseconds per entry, by method.
+    """
 
     rate: float
     step: float
@@ -42,8 +48,8 @@ class Constants:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One cell of the table and what is predicted for it."""
+class PaperCell:
+    """One cell of the table, its prediction, and whether its network was fitted."""
 
     model: str
     method: str
@@ -53,28 +59,32 @@ class Row:
 
     @property
     def error(self) -> float:
+        """Relative error of the prediction."""
         return self.predicted / self.paper - 1
 
 
-def check(fitted: Sequence[str] = FITTED) -> tuple[Constants, list[Row]]:
-    """The constants, and all cells side by side."""
-    found = fit(fitted)
-    rows = [
-        Row(model, method, seconds, predict(model, method, found), model in fitted)
+def fit_and_compare(fitted: Sequence[str] = FITTED_NETWORKS) -> tuple[Constants, list[PaperCell]]:
+    """Return the constants fitted on the networks `fitted`, and all cells with predictions."""
+    constants = fit_constants(fitted)
+    cells = [
+        PaperCell(
+            model, method, seconds, predict_seconds(model, method, constants), model in fitted
+        )
         for model, (times, _) in TABLE.items()
         for method, seconds in zip(METHODS, times, strict=True)
     ]
-    return found, rows
+    return constants, cells
 
 
-def fit(models: Sequence[str]) -> Constants:
-    """Least squares of the relative errors of whole iterations."""
+def fit_constants(models: Sequence[str]) -> Constants:
+    """Minimise the sum of the squared relative errors of whole iterations."""
     features, targets = [], []
     for model in models:
         for method, seconds in zip(METHODS, TABLE[model][0], strict=True):
             features.append(_features(model, method) / seconds)
-            targets.append((seconds - compute(model)) / seconds)
+            targets.append((seconds - compute_seconds(model)) / seconds)
     table = np.array(features)
+    # Scaled columns, because the features differ by many orders of magnitude.
     scale = table.max(0)
     per_byte, step, *select = np.linalg.lstsq(table / scale, np.array(targets))[0] / scale
     names = METHODS[1:]
@@ -82,24 +92,24 @@ def fit(models: Sequence[str]) -> Constants:
     return Constants(float(1 / per_byte), float(step), nanoseconds)
 
 
-def compute(model: str) -> float:
-    """One worker's seconds, from the paper's scaling efficiency."""
+def compute_seconds(model: str) -> float:
+    """Return the seconds that one worker computes per iteration, by the scaling efficiency."""
     times, efficiency = TABLE[model]
     return times[0] * efficiency
 
 
-def predict(model: str, method: str, constants: Constants) -> float:
-    """Seconds of an iteration."""
+def predict_seconds(model: str, method: str, constants: Constants) -> float:
+    """Return the predicted seconds of an iteration."""
     select = [1e-9 * constants.select[m] for m in METHODS[1:]]
-    known = np.array([1 / constants.rate, constants.step, *select])
-    return compute(model) + float(_features(model, method) @ known)
+    weights = np.array([1 / constants.rate, constants.step, *select])
+    return compute_seconds(model) + float(_features(model, method) @ weights)
 
 
 def _features(model: str, method: str) -> np.ndarray:
-    """Bytes on a node's link, 1, and the entries that this method looks at."""
-    size = model_spec(model).parameters
+    """Return the bytes on a node's link, 1, and the entries that each selection method scans."""
+    size = spec(model).parameters
     exchange = "dense" if method == "dense" else "allgather"
     network = Network(WORKERS, NODES, rate=1.0)
-    found = EXCHANGES[exchange].legs_on(network, size, entry_count(DENSITY, size), Encoding())
-    looked = [float(size) if method == m else 0.0 for m in METHODS[1:]]
-    return np.array([sum(leg.bytes * leg.share for leg in found), 1.0, *looked])
+    legs = EXCHANGES[exchange].legs_on(network, size, entry_count(DENSITY, size), Encoding())
+    scanned = [float(size) if method == m else 0.0 for m in METHODS[1:]]
+    return np.array([sum(leg.bytes * leg.share for leg in legs), 1.0, *scanned])

@@ -1,4 +1,4 @@
-"""A run folder as one self-contained HTML page."""
+"""Write the report of a training run: one self-contained HTML page."""
 
 import os
 from pathlib import Path
@@ -10,16 +10,16 @@ from gradwire.workbench.train.folder import REPORT
 
 
 class ReportError(GradwireError, RuntimeError):
-    """A report that cannot be drawn here."""
+    """Error of a report that cannot be drawn, because a package is missing."""
 
 
 def write_report(folder: Path) -> Path:
-    """Writes `folder`/report.html from the run's files, and returns its path."""
-    from gradwire.workbench.report.page import page
+    """Write `folder`/report.html from the files of the run, and return its path."""
+    from gradwire.workbench.report.page import render_run
 
     runs = read_runs(folder)
     try:
-        content = page(runs)
+        content = render_run(runs)
     except ModuleNotFoundError as error:
         raise ReportError(
             f"the report needs {error.name}, which is not installed: pip install {error.name}, "

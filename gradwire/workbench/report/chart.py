@@ -1,4 +1,7 @@
-"""A chart as data, drawn as PNG or as SVG that takes its ink from the page."""
+"""Describe a chart as data, and draw it as PNG or SVG.
+
+The SVG takes the colour of its text and grid from the page that it stands in.
+"""
 
 import io
 from collections.abc import Sequence
@@ -6,7 +9,14 @@ from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
-from gradwire.workbench.report.curves import COLOURS, FAINT, INK, dress, inline, unset
+from gradwire.workbench.report.curves import (
+    COLOURS,
+    FAINT,
+    INK,
+    escape_dollars,
+    inline_svg,
+    style_axes,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axis import Axis
@@ -19,18 +29,18 @@ STYLES: dict[str, dict[str, Any]] = {
     "dashes": {"linewidth": 1.3, "linestyle": (0, (5, 3))},
     "dotted": {"linewidth": 1.3, "linestyle": (0, (1, 2))},
 }
-AGAIN: dict[str, Any] = {"linestyle": (0, (4, 1.2, 1, 1.2))}
-"""How lines differ that have a colour for the second time."""
+REUSED_COLOUR: dict[str, Any] = {"linestyle": (0, (4, 1.2, 1, 1.2))}
+"""Style of a line whose colour another line already has."""
 GREY = "#8a8f98"
-MORE = ("#17a2b8", "#d6336c", "#6f7c12", "#7a5a3a")
-"""Charts have more lines than run reports."""
-MANY = 6
-"""Lines beyond which the legend stands beside them, not on them."""
+MORE_COLOURS = ("#17a2b8", "#d6336c", "#6f7c12", "#7a5a3a")
+"""Colours after COLOURS, because charts have more lines than run reports."""
+LEGEND_INSIDE = 6
+"""Up to this number of lines the legend stands inside the axes, else beside them."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line; without a colour it gets the next free one."""
+    """One line. Without a colour it gets the next free one."""
 
     label: str
     xs: Sequence[float]
@@ -41,7 +51,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over two axes. `name` is the file's, `caption` stands above it."""
+    """Lines over two axes.
+
+    name: the file name, without suffix. caption: stands above the chart. x, y: the axis labels.
+    """
 
     name: str
     caption: str
@@ -52,38 +65,39 @@ class Chart:
     log_y: bool = False
     y_range: tuple[float, float] | None = None
 
-    def within(self, low: float, high: float) -> "Chart":
-        """The same chart, its y axis from `low` to `high`."""
+    def with_y_range(self, low: float, high: float) -> "Chart":
+        """Return the same chart with a y axis from `low` to `high`."""
         return replace(self, y_range=(low, high))
 
 
 def shades(count: int) -> list[str]:
-    """Colours from light to dark, for lines that follow one another."""
+    """Return `count` colours from light to dark, for lines that are in an order."""
     light, dark = (0xA9, 0xCB, 0xF5), (0x1F, 0x4F, 0xB5)
     steps = [i / max(1, count - 1) for i in range(count)]
     mixed = ([round(a + (b - a) * s) for a, b in zip(light, dark, strict=True)] for s in steps)
     return ["#{:02x}{:02x}{:02x}".format(*colour) for colour in mixed]
 
 
-def svg(chart: Chart) -> str:
-    """The chart as an SVG element for a page."""
+def render_svg(chart: Chart) -> str:
+    """Return the chart as an SVG element for a page."""
     import matplotlib
 
+    # The salt keeps the ids of several drawings on one page apart.
     style: Any = {"svg.fonttype": "none", "svg.hashsalt": chart.name, "font.family": "sans-serif"}
     with matplotlib.rc_context(style):
         out = io.StringIO()
         figure = _draw(chart, INK, FAINT)
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
-    return inline(out.getvalue())
+    return inline_svg(out.getvalue())
 
 
-def png(chart: Chart) -> bytes:
-    """The chart as a picture on white, its caption above."""
+def render_png(chart: Chart) -> bytes:
+    """Return the chart as a PNG file on white, with its caption above."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     figure = _draw(chart, "#1d2129", "#dfe3e8")
     FigureCanvasAgg(figure)
-    figure.suptitle(unset(chart.caption), fontsize=9, color="#1d2129", x=0.01, ha="left")
+    figure.suptitle(escape_dollars(chart.caption), fontsize=9, color="#1d2129", x=0.01, ha="left")
     out = io.BytesIO()
     figure.savefig(out, format="png", dpi=160, facecolor="white", metadata={"Software": None})
     return out.getvalue()
@@ -94,34 +108,40 @@ def _draw(chart: Chart, ink: str, faint: str) -> "Figure":
 
     figure = Figure(figsize=(5.2, 3.4), layout="constrained")
     axes = figure.add_subplot()
-    free = cycle((colour, more) for more in ({}, AGAIN) for colour in COLOURS + MORE)
+    free = cycle(
+        (colour, more) for more in ({}, REUSED_COLOUR) for colour in COLOURS + MORE_COLOURS
+    )
     for line in chart.lines:
         colour, more = (line.colour, {}) if line.colour else next(free)
         style = STYLES[line.style] | more
-        axes.plot(line.xs, line.ys, color=colour, label=unset(line.label), **style)
+        axes.plot(line.xs, line.ys, color=colour, label=escape_dollars(line.label), **style)
     if chart.log_x:
         axes.set_xscale("log")
-        _ticks(axes.xaxis, [x for line in chart.lines for x in line.xs], few=8)
+        _set_ticks(axes.xaxis, [x for line in chart.lines for x in line.xs], most=8)
     elif all(float(x).is_integer() for line in chart.lines for x in line.xs):
         axes.locator_params(axis="x", integer=True)
     if chart.log_y:
         axes.set_yscale("log")
-        _ticks(axes.yaxis, chart.y_range or [y for line in chart.lines for y in line.ys])
+        _set_ticks(axes.yaxis, chart.y_range or [y for line in chart.lines for y in line.ys])
     if chart.y_range:
         axes.set_ylim(*chart.y_range)
-    axes.set_xlabel(unset(chart.x), fontsize=9, color=ink)
-    axes.set_ylabel(unset(chart.y), fontsize=9, color=ink)
-    dress(axes, ink, faint)
-    if len(chart.lines) > MANY:
+    axes.set_xlabel(escape_dollars(chart.x), fontsize=9, color=ink)
+    axes.set_ylabel(escape_dollars(chart.y), fontsize=9, color=ink)
+    style_axes(axes, ink, faint)
+    if len(chart.lines) > LEGEND_INSIDE:
         figure.legend(fontsize=6.5, frameon=False, labelcolor=ink, loc="outside right center")
     elif any(line.label for line in chart.lines):
         axes.legend(fontsize=7.5, frameon=False, labelcolor=ink)
     return figure
 
 
-def _ticks(axis: "Axis", values: Sequence[float], few: int = 0) -> None:
-    """The values themselves where they are few, else powers of ten, with 2 and 5 if they span
-    little; plain numbers unless that is long."""
+def _set_ticks(axis: "Axis", values: Sequence[float], most: int = 0) -> None:
+    """Choose the ticks of a logarithmic axis.
+
+    Up to `most` different values get a tick each. More values get ticks at powers of ten, and at
+    2 and 5 times these if the values span less than a factor of 200. Numbers that would be long
+    are written as powers of ten.
+    """
     from matplotlib.ticker import (
         FixedLocator,
         LogFormatterSciNotation,
@@ -129,10 +149,10 @@ def _ticks(axis: "Axis", values: Sequence[float], few: int = 0) -> None:
         StrMethodFormatter,
     )
 
-    seen = [v for v in values if v > 0]
-    low, high = min(seen), max(seen)
-    if len(set(seen)) <= few:
-        axis.set_major_locator(FixedLocator(sorted(set(seen))))
+    positive = [v for v in values if v > 0]
+    low, high = min(positive), max(positive)
+    if len(set(positive)) <= most:
+        axis.set_major_locator(FixedLocator(sorted(set(positive))))
     else:
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 200 * low else (1.0,)))
     plain = low >= 0.01 and high < 10_000

@@ -1,11 +1,14 @@
-"""The curves, as SVG that takes its ink from the page."""
+"""Draw the curves of training runs as SVG.
+
+The SVG takes the colour of its text and grid from the page that it stands in.
+"""
 
 import io
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gradwire.workbench.report.outcome import size
+from gradwire.workbench.report.outcome import format_bytes
 from gradwire.workbench.report.read import Run
 from gradwire.workbench.train.task import TASKS
 
@@ -13,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 
-# Stand-ins that matplotlib can draw with; the page's style sheet decides what they look like.
+# Matplotlib needs real colours. `inline_svg` replaces these two by those of the page.
 INK, FAINT = "#010203", "#040506"
 COLOURS = ("#2f6fde", "#d9722e", "#2c9a6b", "#a855b5", "#c2a01e")
 DENSE = "#8a8f98"
@@ -22,24 +25,27 @@ NAMES = {"step": "step", "loss": "training loss"}
 NAMES |= {task.column: task.measure for task in TASKS.values()}
 NAMES["bytes_sent"] = "bytes sent by all workers"
 
-WORDS: dict[str, Callable[[float], str]] = {
+FORMATS: dict[str, Callable[[float], str]] = {
     "step": lambda v: f"{v:,.0f}",
     "loss": lambda v: f"{v:g}",
     "test_accuracy": lambda v: f"{100 * v:g} %",
     "test_letter_error": lambda v: f"{100 * v:g} %",
     "test_perplexity": lambda v: f"{v:g}",
-    "bytes_sent": size,
+    "bytes_sent": format_bytes,
 }
 
 
-def colours(runs: Sequence[Run]) -> list[str]:
-    """A colour a run; the dense one is grey."""
-    rest = iter(COLOURS * len(runs))
-    return [DENSE if run.dense else next(rest) for run in runs]
+def run_colours(runs: Sequence[Run]) -> list[str]:
+    """Return a colour per run; dense runs are grey."""
+    free = iter(COLOURS * len(runs))
+    return [DENSE if run.dense else next(free) for run in runs]
 
 
-def charts(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """Caption and SVG of each chart; a single worker sends no bytes and has no charts of them."""
+def run_charts(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """Return the caption and the SVG of each chart.
+
+    The two charts of bytes are left out if nothing was sent, as with a single worker.
+    """
     score = runs[0].task.column
     pairs = [("step", "loss"), ("step", score)]
     if any(run.last("bytes_sent") for run in runs):
@@ -54,20 +60,23 @@ def _caption(runs: Sequence[Run], x: str, y: str) -> str:
 
 
 def _logarithmic(runs: Sequence[Run], column: str) -> bool:
-    """Bytes always; a loss once it has come down far enough for its end to be hard to see."""
+    """Return True for bytes, and for a loss that has fallen by more than a factor of 20.
+
+    On a linear axis the end of such a loss would be hard to see.
+    """
     return column == "bytes_sent" or (
         column in ("loss", "test_perplexity") and _decades(runs, column) > 1.3
     )
 
 
 def _decades(runs: Sequence[Run], column: str) -> float:
-    """Powers of ten between the smallest and the largest value."""
+    """Return the number of powers of ten between the smallest and the largest value."""
     values = [v for run in runs for v in run.series(column)[1] if 0 < v < math.inf]
     return math.log10(max(values) / min(values)) if values else 0.0
 
 
 def _chart(runs: Sequence[Run], x: str, y: str) -> str:
-    """One chart of column `y` over column `x`, a line a run."""
+    """Draw column `y` over column `x`, with a line per run."""
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -78,23 +87,24 @@ def _chart(runs: Sequence[Run], x: str, y: str) -> str:
         figure = Figure(figsize=(4.6, 2.9), layout="constrained")
         FigureCanvasSVG(figure)
         axes = figure.add_subplot()
-        for run, colour in zip(runs, colours(runs), strict=True):
+        for run, colour in zip(runs, run_colours(runs), strict=True):
+            # A line through one or two points is hard to see without markers.
             rows = [r for r in run.records if r.get(x) is not None and r.get(y) is not None]
             marker = "o" if len(rows) < 3 else None
             points = [r[x] for r in rows], [r[y] for r in rows]
             axes.plot(*points, color=colour, linewidth=1.6, marker=marker)
         _scale(axes.xaxis, axes.set_xscale, runs, x)
         _scale(axes.yaxis, axes.set_yscale, runs, y)
-        dress(axes, INK, FAINT)
+        style_axes(axes, INK, FAINT)
         out = io.StringIO()
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
-    return inline(out.getvalue())
+    return inline_svg(out.getvalue())
 
 
 def _scale(
     axis: "Axis", set_scale: Callable[[str], None], runs: Sequence[Run], column: str
 ) -> None:
-    """The axis' scale, and its numbers in words."""
+    """Set the scale of an axis, its ticks, and the format of its numbers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
     if _logarithmic(runs, column):
@@ -103,11 +113,11 @@ def _scale(
         axis.set_major_locator(LogLocator(subs=between))
     else:
         axis.set_major_locator(MaxNLocator(nbins=6, integer=column == "step"))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: WORDS[column](value)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: FORMATS[column](value)))
 
 
-def dress(axes: "Axes", ink: str, faint: str) -> None:
-    """A quiet grid and nothing else."""
+def style_axes(axes: "Axes", ink: str, faint: str) -> None:
+    """Leave only a light grid, without frame or tick marks."""
     axes.grid(True, color=faint, linewidth=0.6)
     axes.set_axisbelow(True)
     for side in axes.spines.values():
@@ -116,12 +126,12 @@ def dress(axes: "Axes", ink: str, faint: str) -> None:
     axes.minorticks_off()
 
 
-def unset(text: str) -> str:
-    """`text` as matplotlib shows it as it is: between two $ it would be set as mathematics."""
+def escape_dollars(text: str) -> str:
+    """Escape $ for matplotlib, which would set the text between two of them as mathematics."""
     return text.replace("$", r"\$")
 
 
-def inline(svg: str) -> str:
-    """The `<svg>` element alone, its ink the page's."""
+def inline_svg(svg: str) -> str:
+    """Return only the `<svg>` element, with the colours of the page for ink and grid."""
     svg = svg[svg.index("<svg") :]
     return svg.replace(INK, "currentColor").replace(FAINT, "var(--line)")

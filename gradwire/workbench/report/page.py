@@ -1,11 +1,14 @@
-"""The page: everything a reader needs in one file, without scripts or outside resources."""
+"""Render a training run as one HTML file, without scripts or outside resources.
 
-from collections.abc import Mapping, Sequence
+`html_document`, `html_figures` and `html_table` also serve the other pages.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from gradwire.workbench.report.curves import charts, colours
-from gradwire.workbench.report.outcome import headline, size, times
+from gradwire.workbench.report.curves import run_charts, run_colours
+from gradwire.workbench.report.outcome import compare_bytes, format_bytes, headline
 from gradwire.workbench.report.read import Run
 
 STYLE = """
@@ -50,8 +53,44 @@ pre { background: var(--band); padding: 12px 14px; border-radius: 6px; overflow-
 """
 
 
-def page(runs: Sequence[Run]) -> str:
-    """The whole HTML document."""
+def html_document(title: str, body: str, style: str = "") -> str:
+    """Return a whole document; `style` follows the style sheet of all pages."""
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{STYLE}{style}</style>\n</head>\n"
+        f"<body><main>\n{body}\n</main></body>\n</html>\n"
+    )
+
+
+def html_figures(figures: Iterable[tuple[str, str]]) -> str:
+    """Return a grid of charts, each given by its caption and SVG."""
+    elements = (
+        f'<figure role="img" aria-label="{escape(caption)}">'
+        f"<figcaption>{escape(caption)}</figcaption>{svg}</figure>"
+        for caption, svg in figures
+    )
+    return f'<div class="charts">{"".join(elements)}</div>'
+
+
+def _plain_cell(text: str) -> str:
+    return f"<td>{escape(text)}</td>"
+
+
+def html_table(
+    columns: Iterable[str],
+    rows: Iterable[Sequence[str]],
+    render_cell: Callable[[str], str] = _plain_cell,
+) -> str:
+    """Return a table of numbers that scrolls sideways if the page is narrow."""
+    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
+    body = "".join(f"<tr>{''.join(map(render_cell, row))}</tr>" for row in rows)
+    table = f'<table class="numbers"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+    return f'<div class="scroll">{table}</div>'
+
+
+def render_run(runs: Sequence[Run]) -> str:
+    """Return the page of the first run, compared with the other runs."""
     run = runs[0]
     data = f"the embedded {run.options.data}" if run.options.embedded else run.options.data
     workers = f"{run.options.workers} worker{'s' if run.options.workers > 1 else ''}"
@@ -60,78 +99,65 @@ def page(runs: Sequence[Run]) -> str:
         f'<p class="kicker">gradwire &middot; {escape(about)}</p>',
         f"<h1>{escape(headline(runs))}</h1>",
         _legend(runs),
-        _charts(runs),
+        html_figures(run_charts(runs)),
         "<h2>Final numbers</h2>",
         _numbers(runs),
         "<h2>Settings</h2>",
         _settings(runs),
         "<h2>Machine and versions</h2>",
-        f'<div class="pairs">{"".join(_pairs(half) for half in _halves(run.machine))}</div>',
+        f'<div class="pairs">{"".join(_pair_table(half) for half in _halves(run.machine))}</div>',
         *([f"<h2>Command</h2><pre>{escape(run.command)}</pre>"] if run.command else []),
     ]
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(about)}</title>\n<style>{STYLE}</style>\n</head>\n"
-        f"<body><main>\n{chr(10).join(body)}\n</main></body>\n</html>\n"
-    )
+    return html_document(about, "\n".join(body))
 
 
 def _legend(runs: Sequence[Run]) -> str:
-    items = zip(runs, colours(runs), strict=True)
+    items = zip(runs, run_colours(runs), strict=True)
     rows = (f'<li><i style="background:{c}"></i>{escape(r.title)}</li>' for r, c in items)
     return f'<ul class="legend">{"".join(rows)}</ul>'
 
 
-def _charts(runs: Sequence[Run]) -> str:
-    figures = (
-        f'<figure role="img" aria-label="{escape(caption)}">'
-        f"<figcaption>{escape(caption)}</figcaption>{svg}</figure>"
-        for caption, svg in charts(runs)
-    )
-    return f'<div class="charts">{"".join(figures)}</div>'
-
-
 def _numbers(runs: Sequence[Run]) -> str:
-    """A row a run."""
+    """Return the table of final numbers, with a row per run."""
     columns = [
         "Run", runs[0].task.measure.capitalize(), "Training loss", "Bytes sent",
         "Against ring all-reduce", "Density achieved", "Residual norm", "Training time", "Replicas",
     ]  # fmt: skip
-    head = "".join(f"<th>{escape(c)}</th>" for c in columns)
-    rows = "".join(f"<tr>{''.join(map(_cell, _row(run)))}</tr>" for run in runs)
-    table = f'<table class="numbers"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+    table = html_table(columns, map(_final_numbers, runs), _marked_cell)
     note = "Bytes and training loss are of all workers together; training time is without "
     note += "evaluation and checkpoints. Replicas: whether every worker ended with the same bits."
-    return f'<div class="scroll">{table}</div><p class="note">{note}</p>'
+    return f'{table}<p class="note">{note}</p>'
 
 
-def _row(run: Run) -> list[str]:
+def _final_numbers(run: Run) -> list[str]:
     score, loss = run.score, run.last("loss")
     sent, dense = run.last("bytes_sent"), run.last("bytes_dense")
-    same = run.result.get("replicas_identical")
+    identical = run.result.get("replicas_identical")
     return [
         run.title,
         "-" if score is None else run.task.words(score),
         "-" if loss is None else f"{loss:.4f}",
-        "-" if sent is None else size(sent),
-        times(dense / sent) if sent and dense else "-",
+        "-" if sent is None else format_bytes(sent),
+        compare_bytes(dense / sent) if sent and dense else "-",
         f"{100 * (run.last('achieved_density') or 0):.3g} %",
         f"{run.last('residual_norm') or 0:.3g}",
         f"{run.last('seconds') or 0:.1f} s",
-        "not ended" if same is None else "identical" if same is True else "DIFFERENT",
+        "not ended" if identical is None else "identical" if identical is True else "DIFFERENT",
     ]
 
 
-def _cell(text: str) -> str:
+def _marked_cell(text: str) -> str:
+    """Return a table cell, in red if the replicas differ."""
     mark = ' class="bad"' if text == "DIFFERENT" else ""
     return f"<td{mark}>{escape(text)}</td>"
 
 
 def _settings(runs: Sequence[Run]) -> str:
-    """The first run's settings, in two columns."""
-    shown = {k: _plain(v) for k, v in runs[0].options.asdict().items() if v not in (None, [], "")}
-    return f'<div class="pairs">{"".join(_pairs(half) for half in _halves(shown))}</div>'
+    """Return the settings of the first run, in two columns."""
+    shown = {
+        k: _setting_text(v) for k, v in runs[0].options.asdict().items() if v not in (None, [], "")
+    }
+    return f'<div class="pairs">{"".join(_pair_table(half) for half in _halves(shown))}</div>'
 
 
 def _halves(pairs: Mapping[str, str]) -> list[dict[str, str]]:
@@ -140,7 +166,7 @@ def _halves(pairs: Mapping[str, str]) -> list[dict[str, str]]:
     return [dict(items[:middle]), dict(items[middle:])]
 
 
-def _pairs(pairs: Mapping[str, str]) -> str:
+def _pair_table(pairs: Mapping[str, str]) -> str:
     rows = (
         f"<tr><th>{escape(name.replace('_', ' '))}</th><td>{escape(value)}</td></tr>"
         for name, value in pairs.items()
@@ -148,5 +174,5 @@ def _pairs(pairs: Mapping[str, str]) -> str:
     return f"<table>{''.join(rows)}</table>"
 
 
-def _plain(value: Any) -> str:
+def _setting_text(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

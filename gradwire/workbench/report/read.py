@@ -1,4 +1,4 @@
-"""Run folders as the report needs them."""
+"""Read run folders for the report."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +19,12 @@ from gradwire.workbench.train.options import Options
 from gradwire.workbench.train.task import Task
 
 COLUMNS = ("step", "epoch", "bytes_sent", "bytes_dense", "achieved_density", "seconds")
-"""What every line of metrics has."""
+"""Columns that every line of metrics must have, with a number of at least 0."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run: its choices, its lines of metrics, and its result if it has one."""
+    """One run: its options, its lines of metrics, and its result if the run has ended."""
 
     options: Options
     command: str
@@ -42,7 +42,7 @@ class Run:
 
     @property
     def score(self) -> float | None:
-        """The last score."""
+        """The last score on the test set."""
         return self.last(self.task.column)
 
     @property
@@ -51,32 +51,33 @@ class Run:
 
     @property
     def steps(self) -> int:
-        """How far it went: the result may be of an earlier sitting, and metrics have few lines."""
+        """Steps done so far."""
+        # The result may stem from before a resume, and not every step has a line of metrics.
         steps = self.result.get("steps")
         return max(steps if isinstance(steps, int) else 0, self.last("step") or 0)
 
     def series(self, name: str) -> tuple[list[float], list[float]]:
-        """Steps and the values of a column, where it has one."""
+        """Return the steps and values of a column, for the lines that have a value."""
         rows = [r for r in self.records if r.get(name) is not None]
         return [r["step"] for r in rows], [r[name] for r in rows]
 
     def last(self, name: str) -> Any:
-        """The last value of a column, or None."""
+        """Return the last value of a column, or None."""
         values = self.series(name)[1]
         return values[-1] if values else None
 
 
 def read_runs(folder: Path) -> list[Run]:
-    """The run in `folder`, then those it was compared with that have begun."""
+    """Return the run in `folder`, then each run to compare it with that has begun."""
     options = read_config(folder)
     others = [compare_folder(folder, name) for name in options.compare]
-    runs = [_read(f) for f in [folder, *others] if (f / CONFIG).is_file()]
+    runs = [_read_run(f) for f in [folder, *others] if (f / CONFIG).is_file()]
     if not any(run.records for run in runs):
         raise ConfigError(f"{folder} has no metrics yet: {METRICS} is empty. Let the run go on.")
     return runs
 
 
-def _read(folder: Path) -> Run:
+def _read_run(folder: Path) -> Run:
     records = read_records(folder / METRICS)
     for number, record in enumerate(records, start=1):
         for name in COLUMNS:

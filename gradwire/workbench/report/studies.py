@@ -1,4 +1,4 @@
-"""All studies under a folder as one self-contained page."""
+"""Write all studies of a folder as one self-contained page."""
 
 from collections.abc import Mapping
 from html import escape
@@ -6,11 +6,11 @@ from pathlib import Path
 
 from gradwire.errors import ConfigError, unknown
 from gradwire.state.saved.files import replace
-from gradwire.workbench.report.chart import svg
-from gradwire.workbench.report.page import STYLE
+from gradwire.workbench.report.chart import render_svg
+from gradwire.workbench.report.page import html_document, html_figures, html_table
 from gradwire.workbench.study import STUDIES
-from gradwire.workbench.study.folder import Folder, studies_in, writing
-from gradwire.workbench.study.study import Page, Study, Table
+from gradwire.workbench.study.folder import StudyFolder, studies_in, writing
+from gradwire.workbench.study.study import Study, StudyTable
 from gradwire.workbench.train.folder import REPORT
 
 SPACE = """
@@ -20,7 +20,7 @@ section { margin-top: 56px; } section > pre { margin-top: 12px; }
 
 
 def write_studies(out: Path) -> Path:
-    """Writes `out`/report.html from the rows of every study there, and returns its path."""
+    """Write `out`/report.html from the rows of every study under `out`, and return its path."""
     folders = {folder.name: folder for folder in studies_in(out) if folder.rows()}
     if not folders:
         raise ConfigError(f"{out} has no study with rows yet. Make one: gradwire study bounds")
@@ -32,58 +32,40 @@ def write_studies(out: Path) -> Path:
     links = "".join(
         f'<li><a href="#{name}">{escape(STUDIES[name].title)}</a></li>' for name in named
     )
-    html = (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>gradwire studies</title>\n<style>{STYLE}{SPACE}</style>\n</head>\n<body><main>\n"
+    body = (
         '<p class="kicker">gradwire &middot; the papers, measured again</p>\n'
-        f'<ul class="legend">{links}</ul>\n{sections}\n</main></body>\n</html>\n'
+        f'<ul class="legend">{links}</ul>\n{sections}'
     )
+    html = html_document("gradwire studies", body, SPACE)
     with writing(out / REPORT):
         replace(out / REPORT, lambda file: file.write(html.encode(errors="xmlcharrefreplace")))
     return out / REPORT
 
 
-def _section(study: Study, folder: Folder) -> str:
+def _section(study: Study, folder: StudyFolder) -> str:
     head, rows = folder.head, folder.rows()
-    with folder.rows_of(study):
+    with folder.explain_row_errors(study):
         page = study.page(rows)
-        charts = _charts(page)
+        charts = html_figures((chart.caption, render_svg(chart)) for chart in page.charts)
     small = " Small: embedded data on a CPU." if head["settings"].get("small") else ""
     parts = [
         f'<section id="{study.name}">',
         f'<p class="kicker">{escape(study.figures)}.{small}</p>',
         f"<h1>{escape(study.title)}</h1>",
-        f"<p>{escape(page.says)}</p>",
+        f"<p>{escape(page.summary)}</p>",
         charts,
-        *(_table(table) for table in page.tables),
-        f'<p class="note">{escape(_place(head["machine"]))}</p>',
+        *(_titled_table(table) for table in page.tables),
+        f'<p class="note">{escape(_machine_line(head["machine"]))}</p>',
         f"<pre>{escape(head.get('command', ''))}</pre>",
         "</section>",
     ]
     return "\n".join(parts)
 
 
-def _charts(page: Page) -> str:
-    figures = (
-        f'<figure role="img" aria-label="{escape(chart.caption)}">'
-        f"<figcaption>{escape(chart.caption)}</figcaption>{svg(chart)}</figure>"
-        for chart in page.charts
-    )
-    return f'<div class="charts">{"".join(figures)}</div>'
-
-
-def _table(table: Table) -> str:
-    head = "".join(f"<th>{escape(c)}</th>" for c in table.columns)
-    rows = "".join(
-        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in table.rows
-    )
+def _titled_table(table: StudyTable) -> str:
     note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
-    return (
-        f'<h2>{escape(table.title)}</h2><div class="scroll"><table class="numbers">'
-        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{note}"
-    )
+    return f"<h2>{escape(table.title)}</h2>{html_table(table.columns, table.rows)}{note}"
 
 
-def _place(machine: Mapping[str, str]) -> str:
+def _machine_line(machine: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {value}" for name, value in machine.items())

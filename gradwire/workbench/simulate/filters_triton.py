@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 PROGRAMS = 1056
-"""Programs to launch at least: eight for each of the 132 multiprocessors of an H200."""
+"""Programs to launch if there are enough pixels: eight per multiprocessor of an H200."""
 TILES = 4
 """Tiles of pixels per program, at least."""
 
@@ -44,10 +44,8 @@ def _products(
         column = (position % columns * STRIDE)[:, None] + right[None, :]
         inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
         inside &= (pixel[:, None] < pixels) & (j[None, :] < all_weights)
-        offsets = ((image[:, None] * height + row) * width + column) * INPUTS + (j % INPUTS)[
-            None, :
-        ]
-        inputs = tl.load(x + offsets, inside, 0.0)
+        source = (image[:, None] * height + row) * width + column
+        inputs = tl.load(x + source * INPUTS + (j % INPUTS)[None, :], inside, 0.0)
         total = tl.dot(slopes, inputs, total, input_precision=PRECISION)
     out_offsets = ((worker * parts + part) * OUTPUTS + output[:, None]) * all_weights + j[None, :]
     tl.store(out + out_offsets, total, (output[:, None] < OUTPUTS) & (j[None, :] < all_weights))

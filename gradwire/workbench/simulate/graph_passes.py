@@ -63,10 +63,8 @@ class GraphPasses:
             self._pass(rank)
 
     def _pass_on_streams(self) -> None:
-        current, streams = (
-            torch.cuda.current_stream(),
-            [torch.cuda.Stream() for _ in range(STREAMS)],
-        )
+        current = torch.cuda.current_stream()
+        streams = [torch.cuda.Stream() for _ in range(STREAMS)]
         for stream in streams:
             stream.wait_stream(current)
         for number, stream in enumerate(streams):

@@ -1,4 +1,7 @@
-"""The papers' figures and tables, one file each; and what they leave open."""
+"""Repeat the figures and tables of the papers, and study questions that the papers leave open.
+
+One file per study. `study.py` says what a study is, and `run.py` measures one.
+"""
 
 from gradwire.workbench.study import (
     accuracy,

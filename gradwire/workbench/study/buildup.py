@@ -1,4 +1,7 @@
-"""Build-up: workers choose different entries, so the sum is denser than what each sent."""
+"""Measure build-up: the sum of sparse messages is denser than each message.
+
+Workers choose different entries, so the union of their choices grows with their number.
+"""
 
 from collections.abc import Sequence
 
@@ -8,27 +11,27 @@ from gradwire.workbench.simulate.simulation import Simulation
 from gradwire.workbench.study.study import (
     Cell,
     Page,
-    Row,
     Settings,
     Study,
-    Table,
-    listed,
+    StudyRow,
+    StudyTable,
+    is_registered,
+    join_names,
     repeatable,
-    there,
 )
 from gradwire.workbench.train.options import resolve
 
 DENSITY = 0.001
-WANTED = ("topk/allgather", "topk/union", "topk/gtopk", "dgc", "micro", "exdyna", "deft")
+RECIPES = ("topk/allgather", "topk/union", "topk/gtopk", "dgc", "micro", "exdyna", "deft")
 WORKERS, SMALL_WORKERS = (2, 4, 8, 16, 32), (2, 4, 8, 16)
 STEPS, SMALL_STEPS = 200, 16
 
 
 def cells(settings: Settings) -> list[Cell]:
-    """A short training run each."""
+    """List a cell per method and number of workers."""
     model, steps = ("fnn3", SMALL_STEPS) if settings.small else ("resnet20", STEPS)
     workers = SMALL_WORKERS if settings.small else WORKERS
-    recipes = [name for name in WANTED if there(name)]
+    recipes = [name for name in RECIPES if is_registered(name)]
     return [
         {"model": model, "recipe": recipe, "workers": count, "steps": steps}
         for recipe in recipes
@@ -36,11 +39,11 @@ def cells(settings: Settings) -> list[Cell]:
     ]
 
 
-def measure(settings: Settings, cell: Cell) -> list[Row]:
-    """A row a step: entries of the update, and entries a worker sent, over k."""
-    given = {"model": cell["model"], "method": cell["recipe"], "workers": cell["workers"]}
-    given |= {"density": DENSITY, "seed": settings.seed, "device": settings.device, "batch": 8}
-    options = resolve(given | {"data_dir": settings.data_dir})
+def measure(settings: Settings, cell: Cell) -> list[StudyRow]:
+    """Train; return a row per step with the entries of the update and those sent, both over k."""
+    fields = {"model": cell["model"], "method": cell["recipe"], "workers": cell["workers"]}
+    fields |= {"density": DENSITY, "seed": settings.seed, "device": settings.device, "batch": 8}
+    options = resolve(fields | {"data_dir": settings.data_dir})
     simulation = Simulation.from_options(options)
     k, sent, rows = entry_count(DENSITY, simulation.entries), 0.0, []
     with repeatable(settings):
@@ -60,90 +63,97 @@ def measure(settings: Settings, cell: Cell) -> list[Row]:
     return rows
 
 
-def independent(workers: int) -> float:
-    """union / k if every worker chose for itself: (1 - (1 - p)^P) / p."""
+def independent_union(workers: int) -> float:
+    """Return union / k for independent random choices: (1 - (1 - p)^P) / p."""
     return (1 - (1 - DENSITY) ** workers) / DENSITY
 
 
-def page(rows: Sequence[Row]) -> Page:
-    """The union against workers and steps."""
+def page(rows: Sequence[StudyRow]) -> Page:
+    """Show the entries of the update against workers and steps."""
     ends = _ends(rows)
     recipes = list(dict.fromkeys(recipe for recipe, _ in ends))
     counts = sorted({workers for _, workers in ends})
     most = counts[-1]
     words = [f"{r} {ends[r, most]['union']:.1f} k" for r in recipes if (r, most) in ends]
-    says = (
-        f"{rows[0]['model']}, {most} workers, k = {DENSITY:g} d: the update has {listed(words)} "
-        f"entries; choices without anything in common would make {independent(most):.1f} k."
+    summary = (
+        f"{rows[0]['model']}, {most} workers, k = {DENSITY:g} d: the update has "
+        f"{join_names(words)} entries; choices without anything in common would make "
+        f"{independent_union(most):.1f} k."
     )
-    if missing := [name for name in WANTED if not there(name)]:
-        says += f" Not measured, because not in this version: {listed(missing)}."
+    if missing := [name for name in RECIPES if not is_registered(name)]:
+        summary += f" Not measured, because not in this version: {join_names(missing)}."
     charts = [
-        _by_workers(ends, recipes, counts),
-        _by_step(rows, recipes, most, "union", "Entries of the update"),
-        _by_step(rows, recipes, most, "sent", "Achieved density over the one asked for"),
-        _choosing(ends, recipes, counts),
+        _workers_chart(ends, recipes, counts),
+        _steps_chart(rows, recipes, most, "union", "Entries of the update"),
+        _steps_chart(rows, recipes, most, "sent", "Achieved density over the one asked for"),
+        _choosing_chart(ends, recipes, counts),
     ]
-    return Page(says, [_table(ends, recipes, counts)], charts)
+    return Page(summary, [_buildup_table(ends, recipes, counts)], charts)
 
 
-Ends = dict[tuple[str, int], Row]
+Ends = dict[tuple[str, int], StudyRow]
+"""By recipe and number of workers, the means over the second half of a run."""
 
 
-def _ends(rows: Sequence[Row]) -> Ends:
-    """The means over the second half of every run."""
-    runs: dict[tuple[str, int], list[Row]] = {}
+def _ends(rows: Sequence[StudyRow]) -> Ends:
+    """Return the means over the second half of every run."""
+    runs: dict[tuple[str, int], list[StudyRow]] = {}
     for row in rows:
         runs.setdefault((row["recipe"], row["workers"]), []).append(row)
-    out = {}
+    ends = {}
     for key, run in runs.items():
         half = run[len(run) // 2 :]
         means = {name: sum(r[name] for r in half) / len(half) for name in ("union", "sent")}
-        out[key] = run[-1] | means
-    return out
+        ends[key] = run[-1] | means
+    return ends
 
 
-def _by_workers(ends: Ends, recipes: Sequence[str], counts: Sequence[int]) -> Chart:
-    lines = [Line("nothing in common", counts, [independent(c) for c in counts], "dashes", GREY)]
+def _workers_chart(ends: Ends, recipes: Sequence[str], counts: Sequence[int]) -> Chart:
+    lines = [
+        Line("nothing in common", counts, [independent_union(c) for c in counts], "dashes", GREY)
+    ]
     for recipe in recipes:
-        own = [c for c in counts if (recipe, c) in ends]
-        lines.append(Line(recipe, own, [ends[recipe, c]["union"] for c in own], "dots"))
+        measured = [c for c in counts if (recipe, c) in ends]
+        lines.append(Line(recipe, measured, [ends[recipe, c]["union"] for c in measured], "dots"))
     caption = "Entries of the update against workers"
     return Chart("workers", caption, "workers", "entries / k", lines, log_x=True, log_y=True)
 
 
-def _by_step(rows: Sequence[Row], recipes: Sequence[str], most: int, name: str, what: str) -> Chart:
+def _steps_chart(
+    rows: Sequence[StudyRow], recipes: Sequence[str], most: int, name: str, title: str
+) -> Chart:
     lines = []
     for recipe in recipes:
-        own = [r for r in rows if r["recipe"] == recipe and r["workers"] == most]
-        lines.append(Line(recipe, [r["step"] for r in own], [r[name] for r in own]))
-    caption = f"{what} by step, {most} workers"
+        run = [r for r in rows if r["recipe"] == recipe and r["workers"] == most]
+        lines.append(Line(recipe, [r["step"] for r in run], [r[name] for r in run]))
+    caption = f"{title} by step, {most} workers"
     return Chart(f"{name}-steps", caption, "step", "entries / k", lines)
 
 
-def _choosing(ends: Ends, recipes: Sequence[str], counts: Sequence[int]) -> Chart:
+def _choosing_chart(ends: Ends, recipes: Sequence[str], counts: Sequence[int]) -> Chart:
     lines = []
     for recipe in recipes:
-        own = [c for c in counts if (recipe, c) in ends]
-        shares = [100 * ends[recipe, c]["compress"] for c in own]
-        lines.append(Line(recipe, own, shares, "dots"))
+        measured = [c for c in counts if (recipe, c) in ends]
+        shares = [100 * ends[recipe, c]["compress"] for c in measured]
+        lines.append(Line(recipe, measured, shares, "dots"))
     caption = "Time to choose over time of the passes"
     return Chart("choosing", caption, "workers", "%", lines, log_x=True, log_y=True)
 
 
-def _table(ends: Ends, recipes: Sequence[str], counts: Sequence[int]) -> Table:
-    body = [["nothing in common", *(f"{independent(c):.2f}" for c in counts), "", ""]]
+def _buildup_table(ends: Ends, recipes: Sequence[str], counts: Sequence[int]) -> StudyTable:
+    body = [["nothing in common", *(f"{independent_union(c):.2f}" for c in counts), "", ""]]
     for recipe in recipes:
         unions = [f"{ends[recipe, c]['union']:.2f}" if (recipe, c) in ends else "" for c in counts]
-        own = [ends[recipe, c] for c in counts if (recipe, c) in ends]
-        sent = f"{min(end['sent'] for end in own):.2f} to {max(end['sent'] for end in own):.2f}"
-        body.append([recipe, *unions, sent, f"{100 * own[-1]['compress']:.1f} %"])
+        measured = [ends[recipe, c] for c in counts if (recipe, c) in ends]
+        sent = [end["sent"] for end in measured]
+        spread = f"{min(sent):.2f} to {max(sent):.2f}"
+        body.append([recipe, *unions, spread, f"{100 * measured[-1]['compress']:.1f} %"])
     columns = ["entries of the update / k", *(f"{c} workers" for c in counts), "sent / k"]
     note = "Means over the second half of the run. sent: entries a worker sends, its achieved "
     note += "density over the one asked for, over all numbers of workers. The last column, of the "
     note += "most: time to choose over time of the passes, on this machine. Of the papers only "
     note += "abstracts are at hand: they name the growth with workers and give no number for it."
-    return Table("Build-up", [*columns, "choosing / computing"], body, note)
+    return StudyTable("Build-up", [*columns, "choosing / computing"], body, note)
 
 
 STUDY = Study(

@@ -1,4 +1,7 @@
-"""Figures 1 and 6: what compression costs in accuracy, on 16 virtual workers."""
+"""Measure the accuracy that compression costs, with 16 virtual workers.
+
+Repeats Figures 1 and 6 of Shi et al. (2019).
+"""
 
 from collections.abc import Sequence
 from statistics import mean, stdev
@@ -7,28 +10,30 @@ from typing import Any
 import torch
 
 from gradwire.workbench import models
-from gradwire.workbench.report.chart import GREY, MORE, Chart, Line
+from gradwire.workbench.report.chart import GREY, MORE_COLOURS, Chart, Line
 from gradwire.workbench.report.curves import COLOURS
-from gradwire.workbench.report.outcome import size
+from gradwire.workbench.report.outcome import format_bytes
 from gradwire.workbench.simulate.simulation import Simulation, load_examples
 from gradwire.workbench.study.study import (
     Cell,
     Page,
-    Row,
+    Runs,
     Settings,
     Study,
-    Table,
-    listed,
+    StudyRow,
+    StudyTable,
+    group_runs,
+    is_registered,
+    join_names,
     repeatable,
-    there,
 )
-from gradwire.workbench.study.unfinished import Unfinished
+from gradwire.workbench.study.unfinished import UnfinishedRun
 from gradwire.workbench.train.options import resolve
 from gradwire.workbench.train.rates import cosine
 from gradwire.workbench.train.task import TASKS, Task
 
 DENSITY, WORKERS = 0.001, 16
-WANTED: dict[str, dict[str, Any]] = {
+RECIPES: dict[str, dict[str, Any]] = {
     "dense": {},
     "topk/allgather": {},
     "topk/union": {},
@@ -40,8 +45,10 @@ WANTED: dict[str, dict[str, Any]] = {
     "topk/sketched": {},
     "topk/gs-sgd": {},
 }
-"""What is compared, and the options of `gradwire train` that its name does not say. LSTM-PTB has no
-momentum, so there is none to correct."""
+"""The recipes, and the options of `gradwire train` that a recipe's name does not give.
+
+Momentum correction changes nothing for LSTM-PTB, which trains without momentum.
+"""
 
 RUNS: dict[str, dict[str, Any]] = {
     "resnet20": {"epochs": 120, "lr": 0.4, "weight_decay": 1e-4},
@@ -49,59 +56,62 @@ RUNS: dict[str, dict[str, Any]] = {
     "lstm-ptb": {"epochs": 20},
     "lstm-an4": {"epochs": 40},
 }
-"""The learning rate is warmed up over a tenth of the run, then falls like a cosine."""
+"""The networks, and their options of `gradwire train`."""
 
 BATCHED_MODELS = ("resnet20",)
-"""Small networks of convolutions: on CUDA the passes of their workers are one batch."""
+"""Small convolutional networks, whose workers' passes run as one batch on CUDA."""
 
 SMALL: dict[str, dict[str, Any]] = {"fnn3": {"epochs": 4, "batch": 16, "lr": 0.1}}
 SEEDS, SMALL_SEEDS = 3, 2
 SLOW = ("topk/sketched", "topk/gs-sgd")
-"""Half a minute each on a CPU. A small study has one of them, once: they differ in how a sum
-travels, not in what it is."""
-FEW = 40
-"""Epochs up to which each has a dot."""
+"""Recipes that take half a minute each on a CPU.
+
+A small study runs one of the two, with one seed. They compute the same sum by different routes.
+"""
+MOST_DOTS = 40
+"""Epochs up to which a chart has a dot per epoch."""
 PAPER = {
     "topk/allgather": "-0.6 to -0.8 points",
     "gaussiank/allgather": "-0.6 to -0.8 points",
     "randk/allgather": "much slower",
 }
-"""What the text says of CIFAR-10; Figures 1 and 6 have curves only."""
+"""The paper's text on CIFAR-10; Figures 1 and 6 show curves without numbers."""
 
 
 def cells(settings: Settings) -> list[Cell]:
-    """A training run each, seed by seed, so that a study that is stopped has pairs."""
+    """List a cell per training run, seed by seed, so that an interrupted study has pairs."""
     runs, seeds = (SMALL, SMALL_SEEDS) if settings.small else (RUNS, SEEDS)
     return [
         {"model": model, "recipe": name, "seed": settings.seed + seed, "epochs": epochs}
         for model in runs
         for epochs in [settings.epochs or runs[model]["epochs"]]
         for seed in range(settings.seeds or seeds)
-        for name in WANTED
-        if _there(name) and not (settings.small and _leave_out(name, seed))
+        for name in RECIPES
+        if _is_available(name) and not (settings.small and _leave_out(name, seed))
     ]
 
 
-def _there(name: str) -> bool:
-    return there(name.partition(" ")[0])
+def _is_available(name: str) -> bool:
+    return is_registered(name.partition(" ")[0])
 
 
 def _leave_out(name: str, seed: int) -> bool:
+    """Return True for the cells of SLOW that a small study does not run."""
     return name == SLOW[0] or (name in SLOW and seed > 0)
 
 
-def measure(settings: Settings, cell: Cell) -> list[Row]:
-    """A row an epoch."""
+def measure(settings: Settings, cell: Cell) -> list[StudyRow]:
+    """Train the cell's recipe; return a row per epoch."""
     model = cell["model"]
-    given = (SMALL if settings.small else RUNS)[model] | {"model": model, "seed": cell["seed"]}
-    given |= {"method": cell["recipe"].partition(" ")[0], "epochs": cell["epochs"]}
-    given |= WANTED[cell["recipe"]] | {"workers": WORKERS, "density": DENSITY}
-    options = resolve(given | {"data_dir": settings.data_dir, "device": settings.device})
+    fields = (SMALL if settings.small else RUNS)[model] | {"model": model, "seed": cell["seed"]}
+    fields |= {"method": cell["recipe"].partition(" ")[0], "epochs": cell["epochs"]}
+    fields |= RECIPES[cell["recipe"]] | {"workers": WORKERS, "density": DENSITY}
+    options = resolve(fields | {"data_dir": settings.data_dir, "device": settings.device})
     with repeatable(settings):
         simulation = Simulation(options, load_examples(options), batched=model in BATCHED_MODELS)
         total = options.epochs * simulation.epoch_steps
-        run = Unfinished(settings, cell)
-        rows = run.begin(simulation)
+        run = UnfinishedRun(settings, cell)
+        rows = run.resume(simulation)
         for epoch in range(len(rows) + 1, options.epochs + 1):
             rates = [
                 options.lr * cosine((simulation.steps + i) / total)
@@ -113,69 +123,71 @@ def measure(settings: Settings, cell: Cell) -> list[Row]:
                 "score": simulation.score(),
                 "bytes": simulation.bytes_sent,
                 "d": simulation.entries,
-            }
-            row |= {
                 "residual_bytes": simulation.residual_bytes,
                 "activations": simulation.activations,
             }
             rows.append(cell | row)
-            run.keep(simulation, rows, options.epochs)
+            run.save_if_due(simulation, rows, options.epochs)
     return rows
 
 
-Runs = dict[str, dict[int, list[Row]]]
-"""Recipe, seed, and the rows of that run."""
-
-
-def page(rows: Sequence[Row]) -> Page:
-    """Score against epochs and bytes, and final numbers with their spread; a length at a time."""
-    found: dict[tuple[str, int], Runs] = {}
-    for row in sorted(rows, key=lambda row: list(WANTED).index(row["recipe"])):
-        runs = found.setdefault((row["model"], row["epochs"]), {})
-        runs.setdefault(row["recipe"], {}).setdefault(row["seed"], []).append(row)
-    says = [_says(*key, runs) for key, runs in found.items()]
-    missing = [name for name in WANTED if not _there(name)]
+def page(rows: Sequence[StudyRow]) -> Page:
+    """Show scores against epochs and bytes, and the final scores, per network and run length."""
+    by_recipe = sorted(rows, key=lambda row: list(RECIPES).index(row["recipe"]))
+    tasks = group_runs(by_recipe, lambda row: (row["model"], row["epochs"]))
+    sentences = [_summarise(*key, runs) for key, runs in tasks.items()]
+    missing = [name for name in RECIPES if not _is_available(name)]
     if missing:
-        says.append(f"Not measured, because not in this version: {listed(missing)}.")
-    tables = [_table(model, runs) for (model, _), runs in found.items()]
-    charts = [_chart(*key, runs, x) for key, runs in found.items() for x in ("epoch", "bytes")]
-    return Page(" ".join(says), tables, charts)
+        sentences.append(f"Not measured, because not in this version: {join_names(missing)}.")
+    tables = [_score_table(model, runs) for (model, _), runs in tasks.items()]
+    charts = [
+        _score_chart(*key, runs, x) for key, runs in tasks.items() for x in ("epoch", "bytes")
+    ]
+    return Page(" ".join(sentences), tables, charts)
 
 
-def _says(model: str, epochs: int, runs: Runs) -> str:
-    """Who comes closest to dense, and who stays farthest."""
+def _summarise(model: str, epochs: int, runs: Runs) -> str:
+    """Name the recipes that come closest to dense and stay farthest from it."""
     task = TASKS[models.model_spec(model).task]
-    gaps = {name: mean(_gaps(runs, name)) for name in runs if name != "dense" and _gaps(runs, name)}
+    gaps = {
+        name: mean(by_seed)
+        for name in runs
+        if name != "dense" and (by_seed := _score_gaps(runs, name))
+    }
     if not gaps:
         return f"{model}, {epochs} epochs, has no pair of runs yet."
     order = sorted(gaps, key=gaps.__getitem__, reverse=task.higher_is_better)
-    ends = [f"{name} ({words(gaps[name], task)})" for name in (order[0], order[-1])]
+    ends = [f"{name} ({_format_gap(gaps[name], task)})" for name in (order[0], order[-1])]
     return (
         f"{model}, {epochs} epochs, k = {DENSITY:g} d, {WORKERS} workers: {ends[0]} comes closest "
         f"to dense, {ends[1]} stays farthest."
     )
 
 
-def _gaps(runs: Runs, name: str) -> list[float]:
-    """The last score less that of dense, for every seed that both have."""
-    dense, own = runs.get("dense", {}), runs[name]
-    return [own[seed][-1]["score"] - dense[seed][-1]["score"] for seed in own if seed in dense]
+def _score_gaps(runs: Runs, name: str) -> list[float]:
+    """Return the last score minus that of dense, by common seed."""
+    dense = runs.get("dense", {})
+    return [
+        rows[-1]["score"] - dense[seed][-1]["score"]
+        for seed, rows in runs[name].items()
+        if seed in dense
+    ]
 
 
-def words(gap: float, task: Task) -> str:
-    """A difference of scores: points for shares, as it is for perplexity."""
+def _format_gap(gap: float, task: Task) -> str:
+    """Return a difference of scores, in points unless the score is a perplexity."""
     return f"{gap:+.2f}" if task.measure == "test perplexity" else f"{100 * gap:+.1f} points"
 
 
-def _chart(model: str, epochs: int, runs: Runs, x: str) -> Chart:
-    """The mean over seeds."""
+def _score_chart(model: str, epochs: int, runs: Runs, x: str) -> Chart:
+    """Draw the mean score over seeds against `x`, "epoch" or "bytes"."""
     task, lines = TASKS[models.model_spec(model).task], []
     percent = 1 if task.measure == "test perplexity" else 100
     for name, seeds in runs.items():
         steps = list(zip(*seeds.values(), strict=False))
         xs = [row[0][x] / (1e6 if x == "bytes" else 1) for row in steps]
         ys = [percent * mean(row["score"] for row in step) for step in steps]
-        style = "dashes" if name == "dense" else "dots" if epochs <= FEW else "line"
+        style = "dashes" if name == "dense" else "dots" if epochs <= MOST_DOTS else "line"
         lines.append(Line(name, xs, ys, style, _colour(name)))
     figure = "Figures 1 and 6" if x == "epoch" else "The same by bytes"
     label = "epoch" if x == "epoch" else "MB sent by all workers"
@@ -185,39 +197,40 @@ def _chart(model: str, epochs: int, runs: Runs, x: str) -> Chart:
 
 
 def _colour(name: str) -> str:
-    """The same in every chart, whatever else is in it."""
-    compressed = [each for each in WANTED if each != "dense"]
-    return GREY if name == "dense" else (COLOURS + MORE)[compressed.index(name)]
+    """Return the colour of a recipe, which is the same in every chart."""
+    compressed = [recipe for recipe in RECIPES if recipe != "dense"]
+    return GREY if name == "dense" else (COLOURS + MORE_COLOURS)[compressed.index(name)]
 
 
-def _table(model: str, runs: Runs) -> Table:
+def _score_table(model: str, runs: Runs) -> StudyTable:
     task = TASKS[models.model_spec(model).task]
     body, count = [], max(map(len, runs.values()))
     for name, seeds in runs.items():
         last = [rows[-1] for rows in seeds.values()]
-        scores, gaps = [row["score"] for row in last], _gaps(runs, name)
+        scores, gaps = [row["score"] for row in last], _score_gaps(runs, name)
         spread = f"{min(map(task.words, scores))} to {max(map(task.words, scores))}"
         spread += f", {len(seeds)} of them" if len(seeds) < count else ""
-        paired = words(mean(gaps), task) if gaps and name != "dense" else ""
+        paired = _format_gap(mean(gaps), task) if gaps and name != "dense" else ""
         if len(gaps) > 1 and name != "dense":
-            paired += f" +- {words(stdev(gaps), task).lstrip('+')}"
+            paired += f" +- {_format_gap(stdev(gaps), task).lstrip('+')}"
         sent = mean(row["bytes"] for row in last)
         dense = mean(rows[-1]["bytes"] for rows in runs["dense"].values()) if "dense" in runs else 0
         share = f"{dense / sent:.0f}x fewer" if dense and name != "dense" else ""
         body.append([name, task.words(mean(scores)), spread, paired, PAPER.get(name, "")])
-        body[-1] += [size(sent), share]
-    some = next(iter(next(iter(runs.values())).values()))[-1]
+        body[-1] += [format_bytes(sent), share]
+    any_row = next(iter(next(iter(runs.values())).values()))[-1]
     columns = ["", task.measure, "seeds", "against dense", "paper, against dense", "bytes", ""]
-    note = f"{count} seed{'s' * (count != 1)}, {some['epochs']} epochs, d = {some['d']:,}; all "
-    note += (
-        f"{WORKERS} residuals take {size(some['residual_bytes'])}. Pairs share seed and order of "
+    note = (
+        f"{count} seed{'s' * (count != 1)}, {any_row['epochs']} epochs, d = {any_row['d']:,}; all "
     )
+    note += f"{WORKERS} residuals take {format_bytes(any_row['residual_bytes'])}. "
+    note += "Pairs share seed and order of "
     kinds = {
         run[-1].get("activations", "fp32") for seeds in runs.values() for run in seeds.values()
     }
-    note += f"examples. Activations: {listed(sorted(kinds))}. "
+    note += f"examples. Activations: {join_names(sorted(kinds))}. "
     note += "The paper: 120 epochs of CIFAR-10, VGG-16 and ResNet-20."
-    return Table(f"{model} after {some['epochs']} epochs", columns, body, note)
+    return StudyTable(f"{model} after {any_row['epochs']} epochs", columns, body, note)
 
 
 STUDY = Study(

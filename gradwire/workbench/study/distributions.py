@@ -1,8 +1,12 @@
-"""Figures 2, 7 and 8: how the entries of u = gradient + residual are distributed in training."""
+"""Measure the distribution of the entries of u = gradient + residual in training.
+
+Repeats Figures 2, 7 and 8 of Shi et al. (2019).
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict
 from statistics import NormalDist
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,33 +15,35 @@ from gradwire.workbench import models
 from gradwire.workbench.report.chart import GREY, Chart, Line, shades
 from gradwire.workbench.simulate.simulation import Simulation
 from gradwire.workbench.study import theory
-from gradwire.workbench.study.fit import shape
+from gradwire.workbench.study.fit import fit_shape
 from gradwire.workbench.study.study import (
     Cell,
     Page,
-    Row,
     Settings,
     Study,
-    Table,
-    listed,
+    StudyRow,
+    StudyTable,
+    join_names,
     repeatable,
 )
 from gradwire.workbench.train.options import resolve
 
 FIGURES = {"dense": "Figure 7", "topk": "Figure 2", "gaussiank": "Figure 8"}
 RELEASED = ("variant=released",)
-"""The paper's Gaussian_k. Ours, repaired, chooses what top-k does: its histograms would be the
-same."""
+"""The option for the paper's own Gaussian_k.
+
+gradwire's repaired version chooses the same entries as top-k, so its histograms would be the same.
+"""
 DENSITY = 0.001
 EDGE, BINS = 10.0, 81
+"""Histograms have BINS bins from -EDGE to EDGE, in units of rms."""
 SHARES = (1e-3, 1e-2, 0.1)
-
-
+"""Values of k / d at which the bound is tested."""
 TABLE_1 = ("fnn3", "lenet5", "resnet20", "vgg16-cifar", "lstm-ptb", "lstm-an4")
 
 
 def cells(settings: Settings) -> list[Cell]:
-    """A training run of every model of Table 1 and every method."""
+    """List a cell per model of the paper's Table 1 and method."""
     every, workers = (3, 2) if settings.small else (200, 4)
     return [
         {"model": model, "method": method, "workers": workers, "every": every, "last": 8 * every}
@@ -46,65 +52,69 @@ def cells(settings: Settings) -> list[Cell]:
     ]
 
 
-def measure(settings: Settings, cell: Cell) -> list[Row]:
-    """A row for every eighth of the run: the histogram and the shape of worker 1's u."""
+def measure(settings: Settings, cell: Cell) -> list[StudyRow]:
+    """Train; return a row per eighth of the run, with the histogram and shape of worker 1's u."""
     spec = models.model_spec(cell["model"])
-    given = {"model": spec.name, "method": cell["method"], "workers": cell["workers"]}
-    given |= {"density": DENSITY, "seed": settings.seed, "device": settings.device}
+    fields: dict[str, Any] = {
+        "model": spec.name,
+        "method": cell["method"],
+        "workers": cell["workers"],
+    }
+    fields |= {"density": DENSITY, "seed": settings.seed, "device": settings.device}
     if settings.small and spec.task == "classify":
-        given["batch"] = 8
+        fields["batch"] = 8
     if cell["method"] == "gaussiank":
-        given["method_options"] = RELEASED
-    options = resolve(given | {"data_dir": settings.data_dir})
+        fields["method_options"] = RELEASED
+    options = resolve(fields | {"data_dir": settings.data_dir})
     simulation = Simulation.from_options(options)
-    rows: list[Row] = []
-    before = 0.0
+    rows: list[StudyRow] = []
+    total_before = 0.0
     with repeatable(settings):
         for step in range(1, cell["last"] + 1):
             due = step % cell["every"] == 0
             simulation.step(watch=(0,) if due else ())
             if due:
                 total = simulation.cluster.stats().achieved_density * step
-                sent, before = (total - before) / cell["every"] / DENSITY, total
+                sent, total_before = (total - total_before) / cell["every"] / DENSITY, total
                 rows.append(_row(simulation.u(), cell, step) | {"sent": sent})
     return rows
 
 
-def _row(u: Tensor, cell: Cell, step: int) -> Row:
-    found = shape(u)
+def _row(u: Tensor, cell: Cell, step: int) -> StudyRow:
+    shape = fit_shape(u)
     ks = [max(1, round(p * u.numel())) for p in SHARES]
     return {
         "model": cell["model"],
         "method": cell["method"],
         "step": step,
         "d": u.numel(),
-        **asdict(found),
-        "best": found.best,
-        "histogram": histogram(u / found.rms),
+        **asdict(shape),
+        "best": shape.best,
+        "histogram": histogram(u / shape.rms),
         "errors": theory.topk_errors(u, ks),
         "holds": [theory.bound_holds(u, k) for k in ks],
     }
 
 
 def histogram(x: Tensor) -> list[float]:
-    """The density in BINS bins from -EDGE to EDGE; what lies beyond is in none."""
-    # Not torch.histc: it counts in fp32, and 2^24 + 1 entries of one bin are 2^24 there.
+    """Return the density in each bin; entries outside all bins are not counted."""
+    # torch.histc counts in fp32, which cannot count beyond 2^24 entries in a bin.
     bins = ((x + EDGE) * (BINS / (2 * EDGE))).floor()
     inside = bins[(bins >= 0) & (bins < BINS)].long()
     counts = torch.bincount(inside, minlength=BINS).double()
     return (counts / x.numel() / (2 * EDGE / BINS)).tolist()
 
 
-def page(rows: Sequence[Row]) -> Page:
-    """A histogram for each run, and a table of what fits."""
-    runs: dict[tuple[str, str], list[Row]] = {}
+def page(rows: Sequence[StudyRow]) -> Page:
+    """Show a histogram per run, the distributions that fit best, and the bound's condition."""
+    runs: dict[tuple[str, str], list[StudyRow]] = {}
     for row in rows:
         runs.setdefault((row["model"], row["method"]), []).append(row)
-    charts = [_chart(*key, run) for key, run in runs.items()]
-    return Page(_says(rows, runs), [_shapes(runs), _bounds(runs)], charts)
+    charts = [_histogram_chart(*key, run) for key, run in runs.items()]
+    return Page(_summarise(rows, runs), [_shape_table(runs), _bound_table(runs)], charts)
 
 
-def _says(rows: Sequence[Row], runs: dict[tuple[str, str], list[Row]]) -> str:
+def _summarise(rows: Sequence[StudyRow], runs: dict[tuple[str, str], list[StudyRow]]) -> str:
     words = []
     for method in dict.fromkeys(row["method"] for row in rows):
         best = [row["best"] for row in rows if row["method"] == method]
@@ -117,19 +127,19 @@ def _says(rows: Sequence[Row], runs: dict[tuple[str, str], list[Row]]) -> str:
     ]
     broken = sum(not all(row["holds"]) for row in rows)
     ends = {m: sorted(run[-1]["tail"] for (_, n), run in runs.items() if n == m) for m in FIGURES}
-    says = (
+    summary = (
         f"Bell-shaped, as the paper says; of normal, Laplace and t, normal is the likeliest in "
-        f"{listed(words)}; the median kurtosis is {tails[len(tails) // 2]:.0f} (normal: 3). "
+        f"{join_names(words)}; the median kurtosis is {tails[len(tails) // 2]:.0f} (normal: 3). "
     )
     if wider:
-        says += f"Top-k makes u {min(wider):.1f} to {max(wider):.1f} times wider than dense, "
-        says += "and what it sends is missing from the tail: the median tail index is "
-        says += f"{ends['dense'][len(ends['dense']) // 2]:.1f} for dense, "
-        says += f"{ends['topk'][len(ends['topk']) // 2]:.1f} for top-k. "
-    return says + f"The condition of the (1 - k/d)^2 bound fails in {broken or 'none'} of them."
+        summary += f"Top-k makes u {min(wider):.1f} to {max(wider):.1f} times wider than dense, "
+        summary += "and what it sends is missing from the tail: the median tail index is "
+        summary += f"{ends['dense'][len(ends['dense']) // 2]:.1f} for dense, "
+        summary += f"{ends['topk'][len(ends['topk']) // 2]:.1f} for top-k. "
+    return summary + f"The condition of the (1 - k/d)^2 bound fails in {broken or 'none'} of them."
 
 
-def _chart(model: str, method: str, run: Sequence[Row]) -> Chart:
+def _histogram_chart(model: str, method: str, run: Sequence[StudyRow]) -> Chart:
     width = 2 * EDGE / BINS
     middles = [-EDGE + width * (i + 0.5) for i in range(BINS)]
     lines = [
@@ -143,10 +153,10 @@ def _chart(model: str, method: str, run: Sequence[Row]) -> Chart:
     caption = f"{FIGURES[method]}: {model}, {method}, by iteration"
     lowest = 0.3 / width / run[-1]["d"]
     chart = Chart(f"{model}-{method}", caption, "u / rms", "density", lines, log_y=True)
-    return chart.within(max(lowest, 1e-7), 20)
+    return chart.with_y_range(max(lowest, 1e-7), 20)
 
 
-def _shapes(runs: dict[tuple[str, str], list[Row]]) -> Table:
+def _shape_table(runs: dict[tuple[str, str], list[StudyRow]]) -> StudyTable:
     columns = ["u", "iteration", "sent / k", "rms", "zeros", "kurtosis", "tail index", "likeliest"]
     columns += ["Laplace over normal", "t over normal"]
     body = []
@@ -168,10 +178,10 @@ def _shapes(runs: dict[tuple[str, str], list[Row]]) -> Table:
     note += "entries; the tail index is Hill's, of the largest hundredth. The last two columns are "
     note += "nats an entry that is not zero. gaussiank is the paper's, as released; sent is "
     note += "since the last histogram. Worker 1 of 4; of 2 in a small study."
-    return Table("The shape of u at the end", columns, body, note)
+    return StudyTable("The shape of u at the end", columns, body, note)
 
 
-def _bounds(runs: dict[tuple[str, str], list[Row]]) -> Table:
+def _bound_table(runs: dict[tuple[str, str], list[StudyRow]]) -> StudyTable:
     columns = ["u", *(f"left at k/d = {p:g}" for p in SHARES), "(1 - k/d)^2 holds"]
     body = [
         ["normal, closed form", *(f"{theory.gaussian_error(p):.4f}" for p in SHARES), ""],
@@ -179,11 +189,11 @@ def _bounds(runs: dict[tuple[str, str], list[Row]]) -> Table:
     ]
     for (model, method), run in runs.items():
         holds = sum(all(row["holds"]) for row in run)
-        found = [f"{error:.4f}" for error in run[-1]["errors"]]
-        body.append([f"{model}, {method}", *found, f"{holds} of {len(run)}"])
+        errors = [f"{error:.4f}" for error in run[-1]["errors"]]
+        body.append([f"{model}, {method}", *errors, f"{holds} of {len(run)}"])
     note = "Holds: the mean square of the k largest is at least 2 - k/d times that of all, at each "
     note += "of the three k. The paper assumes it of every bell-shaped u."
-    return Table("Does the bound's condition hold?", columns, body, note)
+    return StudyTable("Does the bound's condition hold?", columns, body, note)
 
 
 STUDY = Study(

@@ -1,4 +1,7 @@
-"""A study's folder: study.json, rows.jsonl, pictures. Rows come a cell at a time, so it resumes."""
+"""Keep a study's rows on disk: study.json, rows.jsonl and the pictures.
+
+Each cell is appended when it is measured, so an interrupted study goes on with the next cell.
+"""
 
 import fcntl
 import json
@@ -11,27 +14,30 @@ from typing import Any
 
 from gradwire.errors import ConfigError, GradwireError, StateError, one_line
 from gradwire.version import __version__
-from gradwire.workbench.study.study import Cell, Row, Settings, Study
+from gradwire.workbench.study.study import Cell, Settings, Study, StudyRow
 from gradwire.workbench.train.folder import machine, read_json, write_json
 
 HEAD, ROWS, LOCK, UNFINISHED = "study.json", "rows.jsonl", ".lock", "unfinished"
 CHOICES = ("seeds", "epochs")
-"""Settings that choose cells, which may differ from call to call."""
+"""Settings that may differ from call to call, because they only choose cells."""
 
 
-class Folder:
-    """The rows of one study under `out`; `head` says what was asked and where it was measured."""
+class StudyFolder:
+    """The folder of one study under `out`.
+
+    `head` is the content of study.json: the settings, the command and the machine.
+    """
 
     def __init__(self, out: Path, name: str) -> None:
         self.path = out / name
         self.name = name
 
     def open(self, settings: Settings, command: str) -> None:
-        """Makes the folder, or checks that it belongs to the same question."""
+        """Create the folder, or raise a ConfigError if it was begun with other settings."""
         asked = {k: v for k, v in asdict(settings).items() if k not in (*CHOICES, UNFINISHED)}
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-        with self._alone():
+        with self._locked():
             if (self.path / HEAD).is_file():
                 self._check(asked)
                 return
@@ -39,11 +45,12 @@ class Folder:
             write_json(self.path / HEAD, head | {"machine": machine(settings.device)})
 
     def _check(self, asked: dict[str, Any]) -> None:
+        """Raise a ConfigError if another version or other settings made the folder."""
         head = self.head
-        made = head.get("machine", {}).get("gradwire")
-        if made != __version__:
+        version = head.get("machine", {}).get("gradwire")
+        if version != __version__:
             raise ConfigError(
-                f"{self.path} was made by gradwire {made}, this is {__version__}: "
+                f"{self.path} was made by gradwire {version}, this is {__version__}: "
                 "choose another --out."
             )
         for name, value in asked.items():
@@ -63,61 +70,63 @@ class Folder:
             raise StateError(f"{self.path / HEAD} is no study's.")
         return head
 
-    def rows(self) -> list[Row]:
-        """All rows so far."""
+    def rows(self) -> list[StudyRow]:
+        """Return all rows so far."""
         return [row for _, rows in self._cells() for row in rows]
 
     def done(self) -> list[Cell]:
-        """The cells that are measured."""
+        """Return the cells that are measured."""
         return [cell for cell, _ in self._cells()]
 
-    def add(self, cell: Cell, rows: Sequence[Row]) -> None:
-        """Appends a cell: one line, so that a crash leaves a whole cell or none."""
+    def add(self, cell: Cell, rows: Sequence[StudyRow]) -> None:
+        """Append a cell as one line, so that a crash leaves a whole cell or an unended line."""
         line = json.dumps({"cell": cell, "rows": list(rows)}) + "\n"
-        with self._alone(), writing(self.path / ROWS), (self.path / ROWS).open("ab") as file:
+        with self._locked(), writing(self.path / ROWS), (self.path / ROWS).open("ab") as file:
             file.write(line.encode())
             file.flush()
             os.fsync(file.fileno())
 
     def write(self, name: str, content: bytes) -> None:
-        """Writes a picture."""
-        with self._alone(), writing(self.path / name):
+        """Write a picture."""
+        with self._locked(), writing(self.path / name):
             (self.path / name).write_bytes(content)
 
     @contextmanager
-    def rows_of(self, study: Study) -> Iterator[None]:
-        """What a page trips over in rows as one line."""
+    def explain_row_errors(self, study: Study) -> Iterator[None]:
+        """Turn an error that rows of another form cause in a page into a one-line StateError."""
         try:
             yield
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             if isinstance(error, GradwireError):
                 raise
-            made = self.head["machine"].get("gradwire")
-            other = f" They are of gradwire {made}, this is {__version__}." * (made != __version__)
+            version = self.head["machine"].get("gradwire")
+            other = ""
+            if version != __version__:
+                other = f" They are of gradwire {version}, this is {__version__}."
             raise StateError(
                 f"{self.path / ROWS} has rows that are not those of study {study.name}: "
                 f"{one_line(error)}.{other} Measure again with another --out."
             ) from error
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Several processes may measure parts of one study: one of them writes at a time."""
+    def _locked(self) -> Iterator[None]:
+        """Lock the folder, because several processes may measure parts of one study."""
         with writing(self.path / LOCK), (self.path / LOCK).open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
-    def _cells(self) -> list[tuple[Cell, list[Row]]]:
+    def _cells(self) -> list[tuple[Cell, list[StudyRow]]]:
         path = self.path / ROWS
         if not path.is_file():
             return []
-        with self._alone():
+        with self._locked():
             return self._read(path)
 
-    def _read(self, path: Path) -> list[tuple[Cell, list[Row]]]:
-        found, content = [], path.read_bytes()
+    def _read(self, path: Path) -> list[tuple[Cell, list[StudyRow]]]:
+        entries, content = [], path.read_bytes()
         for number, line in enumerate(content.splitlines(keepends=True), start=1):
             if not line.endswith(b"\n"):
-                # The disk was full, or the process was killed: this cell is measured again.
+                # The disk was full, or the process was killed. The cell is measured again.
                 with writing(path):
                     path.write_bytes(content[: -len(line)])
                 break
@@ -127,8 +136,8 @@ class Folder:
                 raise StateError(f"{path}, line {number}: {one_line(error)}") from error
             if not _is_entry(entry):
                 raise StateError(f"{path}, line {number}: {line[:60]!r} is no cell and its rows")
-            found.append((entry["cell"], entry["rows"]))
-        return found
+            entries.append((entry["cell"], entry["rows"]))
+        return entries
 
 
 def _is_entry(entry: Any) -> bool:
@@ -138,15 +147,15 @@ def _is_entry(entry: Any) -> bool:
     return isinstance(rows, list) and all(isinstance(row, dict) for row in rows)
 
 
-def studies_in(out: Path) -> list[Folder]:
-    """The studies under `out`, by name."""
+def studies_in(out: Path) -> list[StudyFolder]:
+    """Return the folders of the studies under `out`, sorted by name."""
     heads = sorted(out.glob(f"*/{HEAD}")) if out.is_dir() else []
-    return [Folder(out, head.parent.name) for head in heads]
+    return [StudyFolder(out, head.parent.name) for head in heads]
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """An error of the disk as one line that names the file."""
+    """Turn an error of the disk into a one-line StateError that names the file."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,7 @@
-"""Runs of a language model at equal tokens: recipes, rows, and the table and chart of them."""
+"""Train small language models by recipes, and compare the losses at equal tokens.
+
+The studies `adam` and `local_steps` share these recipes, rows, table and chart.
+"""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,14 +13,22 @@ import torch
 
 from gradwire.workbench import data, models
 from gradwire.workbench.report.chart import GREY, Chart, Line
-from gradwire.workbench.report.outcome import size
+from gradwire.workbench.report.outcome import format_bytes
 from gradwire.workbench.simulate.local_simulation import LocalSimulation
 from gradwire.workbench.simulate.simulation import Simulation
-from gradwire.workbench.study.study import Cell, Row, Settings, Table, repeatable
+from gradwire.workbench.study.study import (
+    Cell,
+    Runs,
+    Settings,
+    StudyRow,
+    StudyTable,
+    group_runs,
+    repeatable,
+)
 from gradwire.workbench.train.options import Options, resolve
 from gradwire.workbench.train.rates import cosine
 
-WORKERS, LOOKS, SEEDS = 4, 10, 3
+WORKERS, EVALUATIONS, SEEDS = 4, 10, 3
 NAMES = {
     "shakespeare": "tiny shakespeare, letters",
     "wikitext2": "WikiText-2, words",
@@ -30,34 +41,36 @@ BATCH = {
     ("gpt-nano", "wikitext2"): 4,
     ("gpt-nano", "phrases"): 4,
 }
-"""Windows a worker and step. The learning rate is warmed up over a tenth of a run, then falls like
-a cosine; weight decay is 0.1."""
-
-Runs = dict[str, dict[int, list[Row]]]
-"""Recipe, seed, and the rows of that run."""
+"""Windows of text per worker and step."""
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """A way to train: the largest learning rate of gpt-nano and of gpt-micro, options of `gradwire
-    train`, and the arguments of `local_steps` where there are local steps."""
+class LanguageRecipe:
+    """A way to train.
+
+    lr, micro: the largest learning rates for gpt-nano and gpt-micro.
+    options: options of `gradwire train`.
+    local: the arguments of `local_steps`, or None to exchange gradients.
+    """
 
     lr: float
     micro: float = 1e-2
-    given: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
     local: Mapping[str, Any] | None = None
 
 
-DENSE = Recipe(2e-3, 2e-2, {"method": "dense"})
-"""AdamW with a dense all-reduce at every step. Half of these learning rates is 0.6 % worse on tiny
-shakespeare, with both models."""
+# Half of these learning rates gives a loss 0.6 % higher on tiny shakespeare, with both models.
+DENSE = LanguageRecipe(2e-3, 2e-2, {"method": "dense"})
+"""AdamW with a dense all-reduce at every step."""
 
 
-def cells_of(
+def list_cells(
     settings: Settings, tasks: Iterable[tuple[str, str]], recipes: Iterable[str]
 ) -> list[Cell]:
-    """A run of each recipe for each model and data set; seed by seed, so that a study that is
-    stopped has pairs."""
+    """List a cell per model, data set, recipe and seed.
+
+    Seeds come one after another, so that an interrupted study has pairs.
+    """
     chosen = [("gpt-nano", "phrases")] if settings.small else list(tasks)
     return [
         {"model": model, "data": name, "recipe": recipe, "seed": settings.seed + seed}
@@ -67,14 +80,16 @@ def cells_of(
     ]
 
 
-def follow(settings: Settings, cell: Cell, recipe: Recipe, steps: int) -> Iterator[Row]:
-    """Trains for `steps` steps; a row at each of the looks.
+def train_rows(
+    settings: Settings, cell: Cell, recipe: LanguageRecipe, steps: int
+) -> Iterator[StudyRow]:
+    """Train for `steps` steps, and yield a row at each evaluation.
 
-    bytes are those that all workers sent, dense those of a dense all-reduce at every step.
+    bytes: sent by all workers so far. dense: the bytes of an all-reduce at every step so far.
     """
-    options = options_of(settings, cell, recipe)
+    options = _make_options(settings, cell, recipe)
     shape = models.model_spec(options.model).shape
-    text = data.load_dataset(options.data, options.data_dir, shape)
+    text = data.load(options.data, options.data_dir, shape)
     with repeatable(settings):
         simulation = Simulation(options, text)
         if recipe.local is not None:
@@ -82,9 +97,10 @@ def follow(settings: Settings, cell: Cell, recipe: Recipe, steps: int) -> Iterat
         tokens = WORKERS * options.batch * shape[0]
         dense, losses = 2 * (WORKERS - 1) * 4 * simulation.entries, []
         for step in range(1, steps + 1):
-            with tensor_cores(simulation.device):
+            with _bf16_products(simulation.device):
+                # The rate is warmed up over a tenth of the run, then falls like a cosine.
                 losses.append(simulation.step(options.lr * cosine((step - 1) / steps)))
-            if step * LOOKS % steps == 0:
+            if step * EVALUATIONS % steps == 0:
                 row = {"step": step, "tokens": step * tokens, "loss": mean(map(float, losses))}
                 row |= {
                     "test": math.log(simulation.score()),
@@ -95,37 +111,33 @@ def follow(settings: Settings, cell: Cell, recipe: Recipe, steps: int) -> Iterat
                 losses = []
 
 
-def options_of(settings: Settings, cell: Cell, recipe: Recipe) -> Options:
-    """The options of a run on the cell's data. On the embedded data, whose network is small, the
-    learning rate is three times the recipe's."""
-    place = cell["model"], cell["data"]
-    given: dict[str, Any] = {"batch": BATCH[place], "weight_decay": 0.1, **recipe.given}
-    given |= {name: cell[name] for name in ("model", "data", "seed")} | {"workers": WORKERS}
-    given["lr"] = recipe.lr * (3 if settings.small else 1)
+def _make_options(settings: Settings, cell: Cell, recipe: LanguageRecipe) -> Options:
+    """Return the options of a run on the cell's data."""
+    batch = BATCH[cell["model"], cell["data"]]
+    fields: dict[str, Any] = {"batch": batch, "weight_decay": 0.1, **recipe.options}
+    fields |= {name: cell[name] for name in ("model", "data", "seed")} | {"workers": WORKERS}
+    # The network for the embedded data is small and takes three times the rate.
+    fields["lr"] = recipe.lr * (3 if settings.small else 1)
     if cell["model"] == "gpt-micro":
-        given["lr"] = recipe.micro
-    return resolve(given | {"data_dir": settings.data_dir, "device": settings.device})
+        fields["lr"] = recipe.micro
+    return resolve(fields | {"data_dir": settings.data_dir, "device": settings.device})
 
 
-def tensor_cores(device: torch.device) -> torch.autocast:
-    """Matrix products of the passes in bf16 on CUDA. Casts are not kept: a graph would keep those
-    of old weights."""
+def _bf16_products(device: torch.device) -> torch.autocast:
+    """Return a context in which matrix products are in bf16 on CUDA."""
     on = device.type == "cuda"
+    # Without a cache, because a captured graph would reuse the casts of old weights.
     return torch.autocast(device.type, torch.bfloat16, enabled=on, cache_enabled=False)
 
 
-def by_task(rows: Sequence[Row]) -> dict[str, Runs]:
-    """The runs of every model and data set."""
-    found: dict[str, Runs] = {}
-    for row in sorted(rows, key=lambda row: row["seed"]):
-        task = f"{row['model']} on {NAMES[row['data']]}"
-        runs = found.setdefault(task, {}).setdefault(row["recipe"], {})
-        runs.setdefault(row["seed"], []).append(row)
-    return found
+def runs_by_task(rows: Sequence[StudyRow]) -> dict[str, Runs]:
+    """Return the runs of each model and data set."""
+    by_seed = sorted(rows, key=lambda row: row["seed"])
+    return group_runs(by_seed, lambda row: f"{row['model']} on {NAMES[row['data']]}")
 
 
-def gaps(runs: Runs, name: str) -> list[float]:
-    """How much higher the last test loss is than dense AdamW's, as a share of that, by seed."""
+def loss_gaps(runs: Runs, name: str) -> list[float]:
+    """Return the relative difference of the last test loss from dense AdamW's, by common seed."""
     dense = runs.get("dense", {})
     return [
         rows[-1]["test"] / dense[seed][-1]["test"] - 1
@@ -134,59 +146,65 @@ def gaps(runs: Runs, name: str) -> list[float]:
     ]
 
 
-def lowest_gaps(runs: Runs, name: str) -> list[float]:
-    """The same of the lowest test losses: of a run that overfits the last one says little."""
+def lowest_loss_gaps(runs: Runs, name: str) -> list[float]:
+    """Return the relative difference of the lowest test loss from dense AdamW's, by common seed.
+
+    The last loss of a run that overfits says little.
+    """
     dense = runs.get("dense", {})
     return [_lowest(rows) / _lowest(dense[s]) - 1 for s, rows in runs[name].items() if s in dense]
 
 
-def _lowest(rows: Sequence[Row]) -> float:
+def _lowest(rows: Sequence[StudyRow]) -> float:
     return float(min(row["test"] for row in rows))
 
 
-def saving(runs: Runs, name: str) -> float:
-    """How many times fewer bytes than dense were sent."""
+def times_fewer_bytes(runs: Runs, name: str) -> float:
+    """Return the bytes of dense over the bytes sent."""
     last = [rows[-1] for rows in runs[name].values()]
     return sum(row["dense"] for row in last) / sum(row["bytes"] for row in last)
 
 
-def table(task: str, runs: Runs) -> Table:
-    """The last losses, and what was sent for them."""
+def loss_table(task: str, runs: Runs) -> StudyTable:
+    """Return a table of the last losses and the bytes sent."""
     body = []
     for recipe, seeds in runs.items():
         last = [rows[-1] for rows in seeds.values()]
-        apart = [] if recipe == "dense" else gaps(runs, recipe)
+        gaps = [] if recipe == "dense" else loss_gaps(runs, recipe)
         numbers = [f"{mean(row[kind] for row in last):.3f}" for kind in ("loss", "test")]
         best = mean(map(_lowest, seeds.values()))
-        sent = size(round(mean(row["bytes"] for row in last)))
-        fewer = f"{saving(runs, recipe):,.0f}x fewer" if apart else ""
-        body.append([recipe, f"{last[0]['lr']:g}", *numbers, spread(apart), f"{best:.3f}"])
+        sent = format_bytes(round(mean(row["bytes"] for row in last)))
+        fewer = f"{times_fewer_bytes(runs, recipe):,.0f}x fewer" if gaps else ""
+        body.append([recipe, f"{last[0]['lr']:g}", *numbers, _format_gaps(gaps), f"{best:.3f}"])
         body[-1] += [str(len(last)), sent, fewer]
-    some = next(iter(next(iter(runs.values())).values()))[-1]
+    any_row = next(iter(next(iter(runs.values())).values()))[-1]
     columns = ["", "lr", "training loss", "test loss", "against dense", "best", "seeds"]
     note = (
-        f"{WORKERS} workers, {some['step']:,} steps, {some['tokens']:,} tokens, d = {some['d']:,}. "
+        f"{WORKERS} workers, {any_row['step']:,} steps, {any_row['tokens']:,} tokens, "
+        f"d = {any_row['d']:,}. "
         "Means over seeds; against dense: the mean of the pairs, and their range. All recipes of a "
         "seed see the same tokens in the same order; best is the lowest test loss of all looks."
     )
-    return Table(task, [*columns, "bytes sent", ""], body, note)
+    return StudyTable(task, [*columns, "bytes sent", ""], body, note)
 
 
-def spread(apart: Sequence[float]) -> str:
-    """ "+1.5 % (+1.2 to +1.8)" """
-    if not apart:
+def _format_gaps(gaps: Sequence[float]) -> str:
+    """Return the mean and the range, as "+1.5 % (+1.2 to +1.8)"."""
+    if not gaps:
         return ""
-    ends = f" ({100 * min(apart):+.1f} to {100 * max(apart):+.1f})" if len(apart) > 1 else ""
-    return f"{100 * mean(apart):+.1f} %{ends}"
+    ends = f" ({100 * min(gaps):+.1f} to {100 * max(gaps):+.1f})" if len(gaps) > 1 else ""
+    return f"{100 * mean(gaps):+.1f} %{ends}"
 
 
-def chart(study: str, task: str, runs: Runs) -> Chart:
-    """Test loss against steps, the mean over seeds."""
+def loss_chart(study: str, task: str, runs: Runs) -> Chart:
+    """Return a chart of the test loss against steps, as means over seeds."""
     lines = []
     for recipe, seeds in runs.items():
-        looks = list(zip(*seeds.values(), strict=False))
+        # An interrupted seed has fewer rows; the chart ends where the shortest run ends.
+        evaluations = list(zip(*seeds.values(), strict=False))
         style, color = ("dashes", GREY) if recipe == "dense" else ("dots", "")
-        losses = [mean(row["test"] for row in look) for look in looks]
-        lines.append(Line(recipe, [look[0]["step"] for look in looks], losses, style, color))
+        losses = [mean(row["test"] for row in seed_rows) for seed_rows in evaluations]
+        steps = [seed_rows[0]["step"] for seed_rows in evaluations]
+        lines.append(Line(recipe, steps, losses, style, color))
     row = next(iter(runs[next(iter(runs))].values()))[0]
     return Chart(f"{study}-{row['model']}-{row['data']}", task, "step", "test loss", lines)

@@ -1,4 +1,7 @@
-"""Figure 4: the time of one selection against the number of entries."""
+"""Measure the time of one selection against the number of entries.
+
+Repeats Figure 4 of Shi et al. (2019).
+"""
 
 from collections.abc import Sequence
 
@@ -7,80 +10,81 @@ import torch
 from gradwire.compress import METHODS
 from gradwire.workbench.bench import bench_compress
 from gradwire.workbench.report.chart import GREY, Chart, Line
-from gradwire.workbench.study.study import Cell, Page, Row, Settings, Study, Table
+from gradwire.workbench.study.study import Cell, Page, Settings, Study, StudyRow, StudyTable
 
 SIZES = [20, 40, 80, 100, 150, 200, 300, 400]
 SMALL = [1, 2, 4]
 DENSITY = 0.001
 PAPER = {"torch.topk": 13.6, "dgc": 5.2, "gaussiank": 2.8}
-"""Nanoseconds an entry on a V100 with PyTorch 1.1: (iteration - computation) / entries, the mean of
-the four networks of Table 2. Figure 4 has curves only. The text says 0.4 s for top-k at 25.6 M."""
+"""The paper's nanoseconds per entry, on a V100 with PyTorch 1.1.
 
-
+They are (iteration - computation) / entries, the mean of the four networks of Table 2. Figure 4
+shows curves without numbers. The text gives 0.4 s for top-k with 25.6 M entries.
+"""
 AS_RELEASED = "gaussiank:released"
-"""The paper's own Gaussian_k: a fixed number of trials, whatever they find."""
+"""The paper's own Gaussian_k, which stops after a fixed number of trials."""
 
 
 def cells(settings: Settings) -> list[Cell]:
-    """A size each, in millions of entries."""
+    """List a cell per size, in millions of entries."""
     return [{"millions": size} for size in (SMALL if settings.small else SIZES)]
 
 
-def measure(settings: Settings, cell: Cell) -> list[Row]:
-    """A row for the floor, torch.topk, every method, and Gaussian_k as it was released."""
+def measure(settings: Settings, cell: Cell) -> list[StudyRow]:
+    """Time the memory floor, torch.topk, every method, and the released Gaussian_k; a row each."""
     repeat = 5 if settings.small else 20
     device = torch.device(settings.device)
     size = cell["millions"] * 10**6
-    found = bench_compress([size], [DENSITY], [*METHODS, AS_RELEASED], device, repeat, warmup=2)
-    return [row.asdict() for row in found]
+    rows = bench_compress([size], [DENSITY], [*METHODS, AS_RELEASED], device, repeat, warmup=2)
+    return [row.asdict() for row in rows]
 
 
-def page(rows: Sequence[Row]) -> Page:
-    """Time against size, and nanoseconds an entry beside the paper's."""
+def page(rows: Sequence[StudyRow]) -> Page:
+    """Show time against size, and nanoseconds per entry beside those of the paper."""
     largest = max(row["size"] for row in rows)
     top = {row["method"]: row for row in rows if row["size"] == largest}
     ours, theirs = top["topk"], top["torch.topk"]
-    says = (
+    summary = (
         f"At {largest / 1e6:g} M entries on {ours['device']}, exact top-k with error feedback "
         f"takes {ours['ms']:.3g} ms, {ours['ratio']:.2f} times the memory floor, and torch.topk "
         f"alone {theirs['ms']:.3g} ms, {theirs['ratio']:.1f} times. "
     )
     if "gaussiank" in top:
         ratio = top["gaussiank"]["ms"] / ours["ms"]
-        says += f"Gaussian_k takes {ratio:.2f} times as long as exact top-k; the paper found it "
-        says += "several times faster than the torch.topk of its day."
+        summary += f"Gaussian_k takes {ratio:.2f} times as long as exact top-k; the paper found it "
+        summary += "several times faster than the torch.topk of its day."
     else:
-        says += "Gaussian_k is not in this version."
-    return Page(says, [_table(rows, top)], [_chart(rows)])
+        summary += "Gaussian_k is not in this version."
+    return Page(summary, [_time_table(rows, top)], [_time_chart(rows)])
 
 
-def _chart(rows: Sequence[Row]) -> Chart:
+def _time_chart(rows: Sequence[StudyRow]) -> Chart:
     lines = []
     for method in dict.fromkeys(row["method"] for row in rows):
-        own = sorted((row["size"] / 1e6, row["ms"]) for row in rows if row["method"] == method)
-        xs, ys = zip(*own, strict=True)
+        points = sorted((row["size"] / 1e6, row["ms"]) for row in rows if row["method"] == method)
+        xs, ys = zip(*points, strict=True)
         floor = method == "floor"
         lines.append(Line(method, xs, ys, "dashes" if floor else "dots", GREY if floor else ""))
     caption = f"Figure 4: time of a step with error feedback, k = {DENSITY:g} d"
     return Chart("operators", caption, "million entries", "ms", lines, log_x=True, log_y=True)
 
 
-def _table(rows: Sequence[Row], top: dict[str, Row]) -> Table:
+def _time_table(rows: Sequence[StudyRow], top: dict[str, StudyRow]) -> StudyTable:
     sizes = sorted({row["size"] for row in rows})
     body = []
     for method, last in top.items():
-        found = {row["size"]: row["ms"] for row in rows if row["method"] == method}
-        per = last["ms"] * 1e6 / last["size"]
+        by_size = {row["size"]: row["ms"] for row in rows if row["method"] == method}
+        nanoseconds = last["ms"] * 1e6 / last["size"]
         paper = f"{PAPER[method]:.1f}" if method in PAPER else ""
-        times = [f"{found[size]:.3g}" if size in found else "" for size in sizes]
+        times = [f"{by_size[size]:.3g}" if size in by_size else "" for size in sizes]
         chosen = f"{last['achieved'] / last['k']:.3f}" if method not in ("floor", "dense") else ""
-        body.append([method, *times, f"{per:.3g}", paper, f"{last['ratio']:.2f}", chosen])
+        body.append([method, *times, f"{nanoseconds:.3g}", paper, f"{last['ratio']:.2f}", chosen])
     columns = ["", *(f"{size / 1e6:g} M, ms" for size in sizes), "ns an entry", "paper, V100"]
     columns += ["over the floor", "chosen / k"]
     note = "floor: residual.add_(gradient). torch.topk: that call alone. The rest: accumulate, "
     note += "compress and settle. The paper's: what compression added to an iteration of Table 2, "
     note += "an entry, the mean of four networks; other hardware, so compare rows, not columns."
-    return Table("Milliseconds a step", columns, body, note)
+    return StudyTable("Milliseconds a step", columns, body, note)
 
 
 STUDY = Study(

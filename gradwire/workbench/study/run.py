@@ -1,4 +1,4 @@
-"""From a name to rows and pictures."""
+"""Measure a study: run the missing cells, store their rows, draw the pictures."""
 
 import multiprocessing
 import time
@@ -10,16 +10,17 @@ from pathlib import Path
 from gradwire.errors import ConfigError, LabError, unknown
 from gradwire.workbench.data import DataError
 from gradwire.workbench.report import ReportError
-from gradwire.workbench.report.chart import png, svg
-from gradwire.workbench.study.folder import CHOICES, UNFINISHED, Folder
-from gradwire.workbench.study.study import Cell, Page, Row, Settings, Study
-from gradwire.workbench.study.unfinished import forget
+from gradwire.workbench.report.chart import render_png, render_svg
+from gradwire.workbench.study.folder import CHOICES, UNFINISHED, StudyFolder
+from gradwire.workbench.study.study import Cell, Page, Settings, Study, StudyRow
+from gradwire.workbench.study.unfinished import remove_unfinished
 
 Say = Callable[[str], None]
 Missing = DataError | LabError
 MISSING = (DataError, LabError)
-"""What keeps one cell from being measured, and not the others."""
-Measured = tuple[Cell, list[Row] | Missing]
+"""Errors that concern one cell: its data set or the lab is missing."""
+Measured = tuple[Cell, list[StudyRow] | Missing]
+"""A cell, and its rows or its error."""
 
 
 def run_study(
@@ -31,87 +32,99 @@ def run_study(
     only: Sequence[str] = (),
     jobs: int = 1,
 ) -> Page:
-    """Measures what is not measured yet, `jobs` cells side by side, draws, and returns the page.
+    """Measure the cells that are not measured yet, draw the charts, and return the page.
 
-    A cell whose data or lab is missing is left out; the error comes when all others are measured.
+    only: see `select_cells`. jobs: the number of cells to measure at the same time. A cell whose
+    data set or lab is missing is left out. Its error is raised after all other cells are measured.
     """
     if study.files and not settings.small and not settings.data_dir:
         raise ConfigError(
             f"study {study.name} reads {', '.join(study.files)}: name their folder with "
             "--data-dir, or use --small."
         )
-    given = [name for name in CHOICES if getattr(settings, name)]
-    if given and not study.choosy:
-        raise ConfigError(f"study {study.name} has no --{given[0]}: leave it out.")
+    choices = [name for name in CHOICES if getattr(settings, name)]
+    if choices and not study.choosy:
+        raise ConfigError(f"study {study.name} has no --{choices[0]}: leave it out.")
     if jobs > 1 and study.timed:
         raise ConfigError(
             f"study {study.name} measures times, which {jobs} jobs would make longer: leave --jobs "
             "out."
         )
-    cells = chosen(study, settings, only)
-    folder = Folder(out, study.name)
+    cells = select_cells(study, settings, only)
+    folder = StudyFolder(out, study.name)
     folder.open(settings, command)
     settings = replace(settings, unfinished=str(folder.path / UNFINISHED))
     done = folder.done()
     todo = [cell for cell in cells if cell not in done]
     missing: list[Missing] = []
     begin = time.perf_counter()
-    for number, (cell, rows) in enumerate(_measured(study, settings, todo, jobs), start=1):
-        words = f"{study.name}  {len(cells) - len(todo) + number}/{len(cells)}  {_words(cell)}"
+    for number, (cell, rows) in enumerate(_measure_cells(study, settings, todo, jobs), start=1):
+        progress = (
+            f"{study.name}  {len(cells) - len(todo) + number}/{len(cells)}  {_cell_text(cell)}"
+        )
         if isinstance(rows, MISSING):
-            if str(rows) not in map(str, missing):  # hundreds of cells may lack the same file
-                say(f"{words}  left out: {rows}")
+            # Hundreds of cells may lack the same file.
+            if str(rows) not in map(str, missing):
+                say(f"{progress}  left out: {rows}")
             missing.append(rows)
             continue
         folder.add(cell, rows)
-        forget(settings, cell)
-        say(f"{words}  {time.perf_counter() - begin:.1f} s")
+        remove_unfinished(settings, cell)
+        say(f"{progress}  {time.perf_counter() - begin:.1f} s")
         begin = time.perf_counter()
-    return _page(study, folder, missing)
+    return _finish(study, folder, missing)
 
 
-def _measured(
+def _measure_cells(
     study: Study, settings: Settings, cells: Sequence[Cell], jobs: int
 ) -> Iterator[Measured]:
-    """The cells with their rows, or what they lack, in the order in which they are ready."""
+    """Yield each cell with its rows or its error, in the order in which cells are ready."""
     if jobs == 1:
-        yield from ((cell, _try(study.measure, settings, cell)) for cell in cells)
+        yield from ((cell, _measure_cell(study.measure, settings, cell)) for cell in cells)
         return
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        running = {pool.submit(_try, study.measure, settings, cell): cell for cell in cells}
+        running = {
+            pool.submit(_measure_cell, study.measure, settings, cell): cell for cell in cells
+        }
         try:
-            yield from _ready(running)
+            yield from _as_ready(running)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _ready(running: dict[Future[list[Row] | Missing], Cell]) -> Iterator[Measured]:
-    """As they come. After one has failed no more begin; those that run are waited for."""
+def _as_ready(running: dict[Future[list[StudyRow] | Missing], Cell]) -> Iterator[Measured]:
+    """Yield cells as they become ready.
+
+    After a cell has failed no further cell begins. Its error is raised when the others have ended.
+    """
     failed: Exception | None = None
-    for ready in as_completed(running):
+    for future in as_completed(running):
         try:
-            yield running[ready], ready.result()
+            yield running[future], future.result()
         except CancelledError:
             continue
         except Exception as error:
             failed = failed or error
-            for other in running:
-                other.cancel()
+            for waiting in running:
+                waiting.cancel()
     if failed:
         raise failed
 
 
-def _try(
-    measure: Callable[[Settings, Cell], list[Row]], settings: Settings, cell: Cell
-) -> list[Row] | Missing:
+def _measure_cell(
+    measure: Callable[[Settings, Cell], list[StudyRow]], settings: Settings, cell: Cell
+) -> list[StudyRow] | Missing:
     try:
         return measure(settings, cell)
     except MISSING as error:
         return error
 
 
-def chosen(study: Study, settings: Settings, only: Sequence[str]) -> list[Cell]:
-    """The cells that have, for each of `only`, one of its values ("a,b") in them."""
+def select_cells(study: Study, settings: Settings, only: Sequence[str]) -> list[Cell]:
+    """Return the cells that contain one of the values of each text in `only`.
+
+    A text is a list with commas, as in `--only "resnet20,fnn3"`.
+    """
     cells = study.cells(settings)
     for text in only:
         wanted = [part.strip() for part in text.split(",")]
@@ -123,17 +136,18 @@ def chosen(study: Study, settings: Settings, only: Sequence[str]) -> list[Cell]:
     return cells
 
 
-def _words(cell: Cell) -> str:
+def _cell_text(cell: Cell) -> str:
     return ", ".join(f"{v:,}" if isinstance(v, int) else str(v) for v in cell.values())
 
 
-def _page(study: Study, folder: Folder, missing: Sequence[Missing]) -> Page:
+def _finish(study: Study, folder: StudyFolder, missing: Sequence[Missing]) -> Page:
+    """Draw the charts and return the page; raise the first error of a cell that was left out."""
     rows = folder.rows()
     if missing and not rows:
         raise missing[0]
-    with folder.rows_of(study):
+    with folder.explain_row_errors(study):
         page = study.page(rows)
-        _draw(page, folder)
+        _write_charts(page, folder)
     if missing:
         raise type(missing[0])(
             f"study {study.name} left out {len(missing)} of its runs: {missing[0]} "
@@ -142,11 +156,11 @@ def _page(study: Study, folder: Folder, missing: Sequence[Missing]) -> Page:
     return page
 
 
-def _draw(page: Page, folder: Folder) -> None:
+def _write_charts(page: Page, folder: StudyFolder) -> None:
     try:
         for chart in page.charts:
-            folder.write(f"{chart.name}.png", png(chart))
-            folder.write(f"{chart.name}.svg", svg(chart).encode())
+            folder.write(f"{chart.name}.png", render_png(chart))
+            folder.write(f"{chart.name}.svg", render_svg(chart).encode())
     except ModuleNotFoundError as error:
         raise ReportError(
             f"the rows are measured; pictures need {error.name}: pip install {error.name}"

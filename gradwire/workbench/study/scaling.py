@@ -1,4 +1,7 @@
-"""Table 2 beside the planner and the lab, and what each method costs as workers are added."""
+"""Compare the planner with Table 2 of Shi et al. (2019) and with the lab.
+
+Also predict the step time of each method for 16 to 1024 workers.
+"""
 
 from collections.abc import Sequence
 
@@ -11,14 +14,15 @@ from gradwire.workbench.bench.job import Job
 from gradwire.workbench.bench.start import bench_step
 from gradwire.workbench.models.workload import workload_by_name
 from gradwire.workbench.plan_check import paper
-from gradwire.workbench.plan_check.compare import compare
+from gradwire.workbench.plan_check.compare import compare_rows
 from gradwire.workbench.report.chart import GREY, Chart, Line
-from gradwire.workbench.study.study import Cell, Page, Row, Settings, Study, Table
+from gradwire.workbench.study.study import Cell, Page, Settings, Study, StudyRow, StudyTable
 
 WORKERS = (16, 32, 64, 128, 256, 512, 1024)
 LOCAL, LINK, GPU = 4, "10gbit", "v100"
+"""Workers per node, the link between nodes, and the GPU, as in the paper."""
 LARGE, LARGE_SECONDS, LARGE_LINK, LARGE_LATENCY = 70_000_000_000, 10.0, "1gbit", 0.02
-"""70 B parameters, a region a worker: ten seconds of computing, 20 ms from one to the next."""
+"""70 B parameters with one worker per region: 10 s of computing, 20 ms between regions."""
 WAYS = (
     Way("dense", "dense"),
     Way("dense", "dense-bf16"),
@@ -29,67 +33,71 @@ WAYS = (
     Way("topk", "hierarchical", "bf16", "packed", 0.001),
     Way("topk", "gs-sgd", "bf16", "int32", 0.001),
 )
-
-
+"""Ways whose growth with the number of workers is predicted."""
 RANKS, BATCH, SECONDS = 4, 32, 3.0
+"""Ranks, batch per rank and seconds per method of a measurement in the lab."""
 
 
 def cells(settings: Settings) -> list[Cell]:
-    """The table, each network's growth, the large model's, and in full what the lab measures."""
-    found: list[Cell] = [{"what": name} for name in ("table", *paper.TABLE, "70B")]
+    """List Table 2, the growth of each network and of the large model, and the lab's steps.
+
+    A small study leaves out the lab.
+    """
+    predicted: list[Cell] = [{"what": name} for name in ("table", *paper.TABLE, "70B")]
     if settings.small:
-        return found
-    return found + [{"what": "lab", "model": model, "ranks": RANKS} for model in paper.TABLE]
+        return predicted
+    return predicted + [{"what": "lab", "model": model, "ranks": RANKS} for model in paper.TABLE]
 
 
-def measure(settings: Settings, cell: Cell) -> list[Row]:
-    """Predictions; of the lab, which needs Linux and root, training steps on its links."""
-    what = cell["what"]
-    if what == "lab":
+def measure(settings: Settings, cell: Cell) -> list[StudyRow]:
+    """Return predictions, or measured steps for a cell of the lab, which needs Linux and root."""
+    part = cell["what"]
+    if part == "lab":
         job = Job(
             cell["model"], ("noop", *paper.METHODS), batch=BATCH, seconds=SECONDS, link=LINK,
             values="fp32", indices="int32", device=settings.device,
         )  # fmt: skip
         return [cell | {"row": row} for row in bench_step(job, cell["ranks"], lambda text: None)]
-    if what == "table":
-        found, rows = paper.check()
-        constants = {"rate": found.rate, "step": found.step, **found.select}
+    if part == "table":
+        fitted, rows = paper.fit_and_compare()
+        constants = {"rate": fitted.rate, "step": fitted.step, **fitted.select}
         return [
-            {"what": what, "constants": constants, "error": row.error, **vars(row)} for row in rows
+            {"what": part, "constants": constants, "error": row.error, **vars(row)} for row in rows
         ]
-    return [row for workers in WORKERS for row in _grown(what, workers)]
+    return [row for workers in WORKERS for row in _predicted_rows(part, workers)]
 
 
-def _grown(what: str, workers: int) -> list[Row]:
-    if what == "70B":
+def _predicted_rows(name: str, workers: int) -> list[StudyRow]:
+    """Return a row per way for a network of the paper, or for "70B"."""
+    if name == "70B":
         device = find_machine("h100")
         load = by_count(LARGE, LARGE_SECONDS)
         network = Network(workers, workers, link_rate(LARGE_LINK), LARGE_LATENCY)
     else:
         device = find_machine(GPU)
-        load = workload_by_name(what, device, None, paper.compute(what))
+        load = workload_by_name(name, device, None, paper.compute_seconds(name))
         network = Network(workers, workers // LOCAL, link_rate(LINK))
-    names = [w.name for w in WAYS if w.method != "dense"]
+    ways = [w.name for w in WAYS if w.method != "dense"]
     kinds = [("bf16", "packed"), ("bf16", "int32")]
-    found = plan_for(load, device, network, names, 0.001, encodings=kinds).predictions
+    predictions = plan_for(load, device, network, ways, 0.001, encodings=kinds).predictions
     return [
-        {"what": what, "workers": workers, "way": p.way.name, "seconds": p.seconds,
+        {"what": name, "workers": workers, "way": p.way.name, "seconds": p.seconds,
          "compute": p.compute, "bytes": p.bytes}
-        for p in found
+        for p in predictions
         if p.way in WAYS
     ]  # fmt: skip
 
 
-def page(rows: Sequence[Row]) -> Page:
-    """The table side by side; seconds against workers, a chart a network."""
+def page(rows: Sequence[StudyRow]) -> Page:
+    """Show both tables side by side, and a chart per network of seconds against workers."""
     table = [row for row in rows if row["what"] == "table"]
     lab = [row["row"] for row in rows if row["what"] == "lab"]
     grown = [row for row in rows if row["what"] not in ("table", "lab")]
-    tables, says = [], ""
+    tables, summary = [], ""
     if table:
         new = [abs(row["error"]) for row in table if not row["fitted"]]
         c = table[0]["constants"]
-        says = (
+        summary = (
             f"Five constants fitted on AlexNet and ResNet-50 predict VGG-16 and Inception-V4 of "
             f"Table 2 within {100 * max(new):.0f} %: a link of {8e-9 * c['rate']:.1f} Gbit/s, "
             f"{1e3 * c['step']:.0f} ms a step, and {c['topk']:.1f}, {c['dgc']:.1f} and "
@@ -97,59 +105,57 @@ def page(rows: Sequence[Row]) -> Page:
         )
         tables.append(_paper_table(table))
     if lab:
-        tables.append(_measured(lab))
-        errors = [abs(c.error) for c in compare(lab)]
-        says += f"In the lab {sum(e <= 0.15 for e in errors)} of {len(errors)} steps are within "
-        says += "15 % of the planner. "
-    says += "Everything else here is computed by the planner, not measured."
+        tables.append(_lab_table(lab))
+        errors = [abs(step.error) for step in compare_rows(lab)]
+        summary += f"In the lab {sum(e <= 0.15 for e in errors)} of {len(errors)} steps are within "
+        summary += "15 % of the planner. "
+    summary += "Everything else here is computed by the planner, not measured."
     names = dict.fromkeys(row["what"] for row in grown)
-    charts = [_chart(name, [r for r in grown if r["what"] == name]) for name in names]
-    return Page(says, tables, charts)
+    charts = [_growth_chart(name, [r for r in grown if r["what"] == name]) for name in names]
+    return Page(summary, tables, charts)
 
 
-def _paper_table(rows: Sequence[Row]) -> Table:
+def _paper_table(rows: Sequence[StudyRow]) -> StudyTable:
     body = []
     for model in paper.TABLE:
-        own = {row["method"]: row for row in rows if row["model"] == model}
-        cells = [
-            f"{own[m]['paper']:.3f} / {own[m]['predicted']:.3f} ({own[m]['error']:+.1%})"
-            for m in paper.METHODS
-        ]
-        body.append([model, "fitted" if own["dense"]["fitted"] else "predicted", *cells])
+        by_method = {row["method"]: row for row in rows if row["model"] == model}
+        in_order = [by_method[method] for method in paper.METHODS]
+        cells = [f"{r['paper']:.3f} / {r['predicted']:.3f} ({r['error']:+.1%})" for r in in_order]
+        body.append([model, "fitted" if by_method["dense"]["fitted"] else "predicted", *cells])
     note = "The paper's seconds an iteration / ours (error). 16 V100, 4 nodes, 10 GbE, k = 0.001 d."
-    return Table("Table 2", ["", "", *paper.METHODS], body, note)
+    return StudyTable("Table 2", ["", "", *paper.METHODS], body, note)
 
 
-def _measured(rows: Sequence[Row]) -> Table:
-    """Steps on the lab's links, with what the planner says of them."""
+def _lab_table(rows: Sequence[StudyRow]) -> StudyTable:
+    """Return the table of measured steps, with the planner's predictions."""
     body = []
-    for c in compare(rows):
+    for c in compare_rows(rows):
         noop = next(r["noop_seconds"] for r in rows if r["model"] == c.model)
         times = f"{1e3 * c.measured:.4g}", f"{1e3 * c.prediction.seconds:.4g}", f"{c.error:+.1%}"
         seconds = paper.TABLE[c.model][0][paper.METHODS.index(c.method)]
-        theirs = f"{seconds / paper.compute(c.model):.2f}"
+        theirs = f"{seconds / paper.compute_seconds(c.model):.2f}"
         body.append([c.model, c.method, *times, f"{c.measured / noop:.2f}", theirs])
     note = f"{RANKS} ranks on one device, a link of {LINK} each, batch {BATCH}, fp32, k = 0.001 d: "
     note += "medians. Over computing: the step over one that sends nothing; the paper's is of 16 "
     note += "V100, four on a link."
     columns = ["", "method", "measured, ms", "planner, ms", "error", "over computing", "paper"]
-    return Table("Measured in the lab", columns, body, note)
+    return StudyTable("Measured in the lab", columns, body, note)
 
 
-def _chart(name: str, rows: Sequence[Row]) -> Chart:
+def _growth_chart(name: str, rows: Sequence[StudyRow]) -> Chart:
     lines = []
     for way in dict.fromkeys(w.name for w in WAYS):
-        own = sorted((row["workers"], row["seconds"]) for row in rows if row["way"] == way)
-        if own:
-            xs, ys = zip(*own, strict=True)
+        points = sorted((row["workers"], row["seconds"]) for row in rows if row["way"] == way)
+        if points:
+            xs, ys = zip(*points, strict=True)
             lines.append(Line(way, xs, ys, "dots"))
     counts = sorted({row["workers"] for row in rows})
     alone = [rows[0]["compute"]] * len(counts)
     lines.append(Line("computing alone", counts, alone, "dashes", GREY))
-    where = f"{LINK}, nodes of {LOCAL} {GPU}"
+    setting = f"{LINK}, nodes of {LOCAL} {GPU}"
     if name == "70B":
-        where = f"{LARGE_LINK} and 20 ms between regions"
-    caption = f"{name}, {where}, k = 0.001 d"
+        setting = f"{LARGE_LINK} and 20 ms between regions"
+    caption = f"{name}, {setting}, k = 0.001 d"
     return Chart(f"scaling-{name}", caption, "workers", "seconds", lines, log_x=True, log_y=True)
 
 

@@ -1,9 +1,9 @@
-"""What a study is: cells to measure, each giving rows, and a page made of all rows."""
+"""Define a study: a list of cells to measure, rows per cell, and a page made from all rows."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -12,15 +12,21 @@ from gradwire.exchange import EXCHANGES
 from gradwire.workbench.report.chart import Chart
 
 Cell = dict[str, Any]
-Row = dict[str, Any]
+"""One measurement to do, as plain JSON values."""
+StudyRow = dict[str, Any]
+"""One measured result, as plain JSON values."""
+Runs = dict[str, dict[int, list[StudyRow]]]
+"""The rows of each training run, by recipe and seed."""
+Task = TypeVar("Task")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How a study is run. `small` is for a CPU and two minutes, with embedded data.
+    """The settings of a study.
 
-    `seeds` and `epochs` choose the cells of a choosy study; 0 is what the study has itself.
-    `unfinished` is the folder of runs that were stopped, where they are kept.
+    small: True for a version that takes two minutes on a CPU, with embedded data.
+    seeds, epochs: choose the cells of a choosy study; 0 for the study's default.
+    unfinished: the folder that keeps interrupted training runs; "" to keep none.
     """
 
     small: bool = False
@@ -33,8 +39,8 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Table:
-    """Numbers for people; `note` says what is ours and what the paper's."""
+class StudyTable:
+    """A table of texts for readers. `note` explains the columns and names the source of numbers."""
 
     title: str
     columns: Sequence[str]
@@ -44,53 +50,67 @@ class Table:
 
 @dataclass(frozen=True)
 class Page:
-    """What came out: one honest sentence or two, tables, pictures."""
+    """The result of a study: a few sentences, tables and charts."""
 
-    says: str
-    tables: Sequence[Table] = ()
+    summary: str
+    tables: Sequence[StudyTable] = ()
     charts: Sequence[Chart] = ()
 
 
 @dataclass(frozen=True)
 class Study:
-    """One question of the papers.
+    """One question, and the functions that answer it.
 
-    `cells` lists what is measured: plain JSON values, a cell that is done is not measured again.
-    `measure` gives a cell's rows. `page` needs nothing but the rows.
+    figures: the figures or the paper that the study repeats.
+    cells: lists the measurements. A cell that is already in the study's folder is not repeated.
+    measure: returns the rows of one cell.
+    page: makes the page from the rows alone.
     """
 
     name: str
     title: str
     figures: str
     cells: Callable[[Settings], list[Cell]]
-    measure: Callable[[Settings, Cell], list[Row]]
-    page: Callable[[Sequence[Row]], Page]
+    measure: Callable[[Settings, Cell], list[StudyRow]]
+    page: Callable[[Sequence[StudyRow]], Page]
     files: Sequence[str] = field(default=())
     """Data sets that the full study reads from --data-dir."""
     choosy: bool = False
-    """Whether its cells can be chosen by seeds and epochs."""
+    """True: the cells can be chosen by seeds and epochs."""
     timed: bool = False
-    """Whether its cells are times, which others side by side would make longer."""
+    """True: the study measures times, so its cells must not run side by side."""
 
 
-def there(name: str) -> bool:
-    """Whether this version has "method" or "method/exchange"."""
+def is_registered(name: str) -> bool:
+    """Return True if this version has the method, and the exchange, of "method/exchange"."""
     method, _, exchange = name.partition("/")
     return method in METHODS and (not exchange or exchange in EXCHANGES)
 
 
-def listed(names: Iterable[str]) -> str:
-    """ "a, b and c"; "none" where there is none."""
-    found = list(names)
-    if len(found) < 2:
-        return found[0] if found else "none"
-    return f"{', '.join(found[:-1])} and {found[-1]}"
+def join_names(names: Iterable[str]) -> str:
+    """Return the names as "a, b and c", or "none"."""
+    items = list(names)
+    if len(items) < 2:
+        return items[0] if items else "none"
+    return f"{', '.join(items[:-1])} and {items[-1]}"
+
+
+def group_runs(rows: Iterable[StudyRow], task_of: Callable[[StudyRow], Task]) -> dict[Task, Runs]:
+    """Return the runs of each task; tasks, recipes and seeds keep the order of the rows."""
+    tasks: dict[Task, Runs] = {}
+    for row in rows:
+        seeds = tasks.setdefault(task_of(row), {}).setdefault(row["recipe"], {})
+        seeds.setdefault(row["seed"], []).append(row)
+    return tasks
 
 
 @contextmanager
 def repeatable(settings: Settings) -> Iterator[None]:
-    """The same seed gives the same numbers: one thread on CPU, where small networks are faster so,
-    and deterministic convolutions on CUDA."""
+    """Make the same seed give the same numbers inside the block.
+
+    A CPU uses one thread, which is also faster for small networks. CUDA uses deterministic
+    convolutions.
+    """
     threads, convolutions = torch.get_num_threads(), torch.backends.cudnn.deterministic
     torch.backends.cudnn.deterministic = True
     if settings.device == "cpu":

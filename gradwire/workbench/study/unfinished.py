@@ -1,4 +1,4 @@
-"""Long runs on disk: a study that was stopped goes on in the middle of a cell."""
+"""Save long training runs, so that an interrupted study goes on in the middle of a cell."""
 
 import hashlib
 import json
@@ -11,16 +11,16 @@ import torch
 
 from gradwire.errors import StateError, one_line
 from gradwire.state.saved import files
-from gradwire.workbench.study.study import Cell, Row, Settings
+from gradwire.workbench.study.study import Cell, Settings, StudyRow
 
 PAUSE = 30.0
-"""Seconds from one save, and one line on how far it is, to the next."""
-SHARE = 0.05
-"""Of the time goes into saving, at most."""
+"""Seconds between saves, at least. Each save also prints a line of progress."""
+SAVE_SHARE = 0.05
+"""Share of the time that saving may take."""
 
 
 class Resumable(Protocol):
-    """Whoever trains."""
+    """A trainer whose state can be saved."""
 
     device: torch.device
 
@@ -28,8 +28,11 @@ class Resumable(Protocol):
     def load_state_dict(self, saved: dict[str, Any]) -> None: ...
 
 
-class Unfinished:
-    """The run of one cell: its rows so far and its trainer, where `settings` names a folder."""
+class UnfinishedRun:
+    """The saved run of one cell: its rows so far, and the state of its trainer.
+
+    Nothing is saved if `settings` names no folder for unfinished runs.
+    """
 
     def __init__(self, settings: Settings, cell: Cell) -> None:
         self._cell = cell
@@ -37,13 +40,13 @@ class Unfinished:
         self._saved = time.monotonic()
         self._cost = 0.0
 
-    def begin(self, trainer: Resumable) -> list[Row]:
-        """The rows that there are; `trainer` is then where it was after the last of them."""
+    def resume(self, trainer: Resumable) -> list[StudyRow]:
+        """Return the saved rows, and restore the trainer as it was after the last of these rows."""
         if self._path is None or not self._path.is_file():
             return []
         try:
             saved = torch.load(self._path, map_location=trainer.device, weights_only=True)
-            rows: list[Row] = json.loads(saved["rows"])
+            rows: list[StudyRow] = json.loads(saved["rows"])
             trainer.load_state_dict(saved["trainer"])
         except Exception as error:
             raise StateError(
@@ -53,12 +56,14 @@ class Unfinished:
         self._tell(f"goes on after epoch {len(rows)}")
         return rows
 
-    def keep(self, trainer: Resumable, rows: list[Row], of: int) -> None:
-        """Saves now and then; there is a row for each of `of` epochs, in time.
+    def save_if_due(self, trainer: Resumable, rows: list[StudyRow], epochs: int) -> None:
+        """Save the run if the last save is long enough ago; `rows` has a row per epoch so far.
 
-        A disk that is full costs what was not saved, not the run.
+        An error of the disk is printed and does not end the run.
         """
-        if self._path is None or time.monotonic() - self._saved < max(PAUSE, self._cost / SHARE):
+        if self._path is None or time.monotonic() - self._saved < max(
+            PAUSE, self._cost / SAVE_SHARE
+        ):
             return
         begin = time.monotonic()
         content = {"rows": json.dumps(rows), "trainer": trainer.state_dict()}
@@ -69,21 +74,22 @@ class Unfinished:
             self._tell(f"{self._path} cannot be written: {error.strerror}")
         self._saved = time.monotonic()
         self._cost = self._saved - begin
-        self._tell(f"epoch {len(rows)} of {of}")
+        self._tell(f"epoch {len(rows)} of {epochs}")
 
     def _tell(self, words: str) -> None:
-        what = ", ".join(str(value) for value in self._cell.values())
-        print(f"{what}: {words}", file=sys.stderr, flush=True)
+        cell = ", ".join(str(value) for value in self._cell.values())
+        print(f"{cell}: {words}", file=sys.stderr, flush=True)
 
 
-def forget(settings: Settings, cell: Cell) -> None:
-    """The cell is done: its rows are where those of all cells are."""
+def remove_unfinished(settings: Settings, cell: Cell) -> None:
+    """Remove the saved run of a cell whose rows are in the study's folder."""
     path = _path(settings, cell)
     if path is not None:
         path.unlink(missing_ok=True)
 
 
 def _path(settings: Settings, cell: Cell) -> Path | None:
+    """Return the file of a cell's run, named by a hash of the cell."""
     if not settings.unfinished:
         return None
     digest = hashlib.sha256(json.dumps(cell, sort_keys=True).encode()).hexdigest()

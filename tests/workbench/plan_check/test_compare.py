@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gradwire.errors import ConfigError
-from gradwire.workbench.plan_check.compare import compare, read_rows
+from gradwire.workbench.plan_check.compare import compare_rows, read_bench_rows
 
 SHARED = {
     "ranks": 4,
@@ -50,7 +50,7 @@ def rows():
 
 
 def test_a_gpus_rows_are_predicted_within_15_percent():
-    found = compare(rows())
+    found = compare_rows(rows())
     assert len(found) == len(MEASURED)
     for row in found:
         assert abs(row.error) < 0.15, (row.model, row.method, row.error)
@@ -60,17 +60,17 @@ def test_rows_that_nothing_is_known_of_are_left_out(tmp_path):
     file = tmp_path / "rows.jsonl"
     other = [row | {"method": name} for row in rows() for name in ("noop", "barrier", "odd")]
     file.write_text("\n".join(map(json.dumps, other)) + "\n")
-    assert compare(read_rows(file)) == []
+    assert compare_rows(read_bench_rows(file)) == []
 
 
 def test_files_without_rows_are_one_line(tmp_path):
     with pytest.raises(ConfigError, match="--check takes paper, or rows of bench step"):
-        read_rows(tmp_path / "none.jsonl")
+        read_bench_rows(tmp_path / "none.jsonl")
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
-        read_rows(tmp_path)
+        read_bench_rows(tmp_path)
     (tmp_path / "odd.jsonl").write_text("{")
     with pytest.raises(ConfigError, match="holds no JSON rows"):
-        read_rows(tmp_path / "odd.jsonl")
+        read_bench_rows(tmp_path / "odd.jsonl")
     row = next(rows())
     for wrong, said in (
         ([1], "no 'bundle_bytes'"),
@@ -79,7 +79,7 @@ def test_files_without_rows_are_one_line(tmp_path):
     ):
         (tmp_path / "odd.jsonl").write_text(json.dumps(wrong))
         with pytest.raises(ConfigError, match=f"than those of bench step: {said}"):
-            read_rows(tmp_path / "odd.jsonl")
+            read_bench_rows(tmp_path / "odd.jsonl")
 
 
 def lab_rows(rate):
@@ -101,11 +101,11 @@ def lab_rows(rate):
 
 def test_rows_that_there_was_no_time_for_are_left_out():
     late = [row | {"seconds": {}, "noop_seconds": None} for row in lab_rows(1e8)]
-    assert compare(late) == []
+    assert compare_rows(late) == []
 
 
 def test_computing_is_the_barriers_and_own_work_is_what_was_measured_alone():
-    found = {(c.method, c.link): c for c in compare([*lab_rows(1e8), *lab_rows(1e7)])}
+    found = {(c.method, c.link): c for c in compare_rows([*lab_rows(1e8), *lab_rows(1e7)])}
     assert len(found) == 6
     assert all(c.alone for c in found.values())
     for link in (1e8, 1e7):
@@ -126,7 +126,7 @@ def test_computing_is_the_barriers_and_own_work_is_what_was_measured_alone():
 def test_ranks_that_share_cores_take_turns_at_their_own_work():
     def topk(cores):
         rows = [row | {"cores": cores} for row in lab_rows(1e8)]
-        return next(c.prediction for c in compare(rows) if c.method == "topk")
+        return next(c.prediction for c in compare_rows(rows) if c.method == "topk")
 
     work = [p.compress + p.encode + p.decode for p in map(topk, (2, 1))]
     # Stages of 6 ms; a step of 7 alone, and beyond that what two turns take.

@@ -12,13 +12,13 @@ from gradwire.errors import StateError
 from gradwire.workbench.bench.page import _render_page as bench_page
 from gradwire.workbench.bench.row import Row
 from gradwire.workbench.report import write_report
-from gradwire.workbench.report.chart import Chart, Line, png, svg
-from gradwire.workbench.report.page import page
+from gradwire.workbench.report.chart import Chart, Line, render_png, render_svg
+from gradwire.workbench.report.page import render_run
 from gradwire.workbench.report.read import Run, read_runs
 from gradwire.workbench.report.studies import write_studies
 from gradwire.workbench.study import STUDIES, Settings
-from gradwire.workbench.study.folder import HEAD, ROWS, Folder
-from gradwire.workbench.study.study import Page, Study, Table
+from gradwire.workbench.study.folder import HEAD, ROWS, StudyFolder
+from gradwire.workbench.study.study import Page, Study, StudyTable
 from gradwire.workbench.train.folder import CONFIG
 from tests.workbench.report.runs import write_run
 
@@ -76,7 +76,7 @@ def test_a_run_whose_every_word_is_hostile(tmp_path, monkeypatch):
     hostile = [dataclasses.replace(r, options=o) for r, o in zip(runs, options, strict=True)]
     # title of the page (model, data), the line above it (the same), the headline, legend (2),
     # numbers (2), settings (model, data)
-    safe(page(hostile), 4 + 1 + 2 + 2 + 2)
+    safe(render_run(hostile), 4 + 1 + 2 + 2 + 2)
 
 
 def chart():
@@ -85,19 +85,19 @@ def chart():
 
 
 def test_a_chart_draws_hostile_labels_as_text():
-    drawn = svg(chart())
+    drawn = render_svg(chart())
     safe(drawn, 3)  # a label and both axes; the caption is the page's
     assert "$x$" in drawn
-    assert png(chart()).startswith(b"\x89PNG")
+    assert render_png(chart()).startswith(b"\x89PNG")
 
 
 def test_a_study(tmp_path, monkeypatch):
-    table = Table(BAD, [BAD], [[BAD]], BAD)
+    table = StudyTable(BAD, [BAD], [[BAD]], BAD)
     study = Study(
         "bounds", BAD, BAD, lambda s: [], lambda s, c: [], lambda r: Page(BAD, [table], [chart()])
     )
     monkeypatch.setitem(STUDIES, "bounds", study)
-    folder = Folder(tmp_path, "bounds")
+    folder = StudyFolder(tmp_path, "bounds")
     folder.open(Settings(small=True), BAD)
     head = json.loads((folder.path / HEAD).read_text())
     (folder.path / HEAD).write_text(json.dumps(head | {"machine": {BAD: BAD}}))
@@ -107,7 +107,7 @@ def test_a_study(tmp_path, monkeypatch):
 
 
 def test_rows_of_another_study_are_one_line(tmp_path):
-    folder = Folder(tmp_path, "bounds")
+    folder = StudyFolder(tmp_path, "bounds")
     folder.open(Settings(small=True), "")
     folder.add({"n": 1}, [{"n": 1}])
     with pytest.raises(StateError, match=rf"{ROWS} has rows that are not those of study bounds: "):

@@ -6,26 +6,26 @@ import pytest
 
 import gradwire
 from gradwire.errors import ConfigError
-from gradwire.workbench.report.plan_text import as_table, shown
+from gradwire.workbench.report.plan_text import plan_table, shown_predictions
 
 
 @pytest.fixture(scope="module")
-def found():
+def plan():
     return gradwire.plan(
         params=30_000_000, step_seconds=0.2, workers=8, nodes=2, link="1gbit", gpu="v100"
     )
 
 
-def test_the_page_has_a_bar_a_method_and_is_self_contained(found, tmp_path):
+def test_the_page_has_a_bar_a_method_and_is_self_contained(plan, tmp_path):
     pytest.importorskip("matplotlib")
-    from gradwire.workbench.report.plan_page import write_page
+    from gradwire.workbench.report.plan_page import write_plan_page
 
-    text = write_page(found, tmp_path / "new" / "plan.html").read_text()
-    assert text.count('class="bar"') == len(shown(found))
+    text = write_plan_page(plan, tmp_path / "new" / "plan.html").read_text()
+    assert text.count('class="bar"') == len(shown_predictions(plan))
     assert "gaussiank" in text
     assert "topk/hierarchical" in text
     assert "link, Mbit/s" in text
-    assert found.recommendation.reason in text
+    assert plan.recommendation.reason in text
     assert "<script" not in text
     assert not re.search(r'(?:src|href)="(?!#)', text.replace("xlink:href=", "href="))
 
@@ -34,27 +34,27 @@ def test_names_are_escaped(tmp_path):
     pytest.importorskip("matplotlib")
     import torch
 
-    from gradwire.workbench.report.plan_page import page
+    from gradwire.workbench.report.plan_page import render_plan
 
     file = tmp_path / "<b>&.pt"
     torch.save([[100_000]], file)
-    odd = gradwire.plan(file, step_seconds=0.1, workers=2, gpu="v100", methods=("topk",))
-    text = page(odd)
+    plan = gradwire.plan(file, step_seconds=0.1, workers=2, gpu="v100", methods=("topk",))
+    text = render_plan(plan)
     assert "&lt;b&gt;&amp;" in text
     assert "<b>&" not in text
 
 
-def test_a_page_needs_a_name(found, tmp_path):
-    from gradwire.workbench.report.plan_page import write_page
+def test_a_page_needs_a_name(plan, tmp_path):
+    from gradwire.workbench.report.plan_page import write_plan_page
 
     with pytest.raises(ConfigError, match="--html takes a name"):
-        write_page(found, tmp_path / "plan.txt")
+        write_plan_page(plan, tmp_path / "plan.txt")
 
 
-def test_the_table_has_one_line_a_method_or_all(found):
-    lines = as_table(found).row_count
-    assert lines == len({p.way.method for p in found.predictions}) - 2 + 2 + len(
-        {p.way.exchange for p in found.predictions if p.way.method == "topk"}
+def test_the_table_has_one_line_a_method_or_all(plan):
+    lines = plan_table(plan).row_count
+    assert lines == len({p.way.method for p in plan.predictions}) - 2 + 2 + len(
+        {p.way.exchange for p in plan.predictions if p.way.method == "topk"}
     )
-    assert as_table(found, everything=True).row_count == len(found.predictions)
-    assert found.recommendation.prediction in shown(found)
+    assert plan_table(plan, everything=True).row_count == len(plan.predictions)
+    assert plan.recommendation.prediction in shown_predictions(plan)

@@ -7,8 +7,8 @@ import pytest
 
 from gradwire.errors import ConfigError
 from gradwire.workbench.report import ReportError, headline, read_runs, write_report
-from gradwire.workbench.report.curves import DENSE, colours
-from gradwire.workbench.report.outcome import size, times
+from gradwire.workbench.report.curves import DENSE, run_colours
+from gradwire.workbench.report.outcome import compare_bytes, format_bytes
 from gradwire.workbench.train.folder import METRICS, RESULT, compare_folder
 from tests.workbench.report.runs import write_run
 
@@ -76,7 +76,7 @@ def test_the_page_needs_nothing_from_outside(compared):
 def test_the_page_has_four_charts_with_a_line_a_run(compared):
     page, text = read(write_report(compared))
     assert page.tags.count("svg") == 4
-    for colour in colours(read_runs(compared)):
+    for colour in run_colours(read_runs(compared)):
         assert text.count(f"stroke: {colour}") == 4
     assert "currentColor" in text
 
@@ -144,7 +144,7 @@ def test_without_matplotlib_the_error_says_what_to_install(compared, monkeypatch
 
 def test_dense_is_grey_and_the_others_differ(tmp_path):
     runs = read_runs(write_run(tmp_path, compare=("dense", "randk")))
-    first, grey, third = colours(runs)
+    first, grey, third = run_colours(runs)
     assert grey == DENSE
     assert len({first, grey, third}) == 3
 
@@ -153,11 +153,11 @@ def test_dense_is_grey_and_the_others_differ(tmp_path):
     ("ratio", "words"), [(25.04, "25x fewer"), (1.0, "as many"), (0.5, "2x more")]
 )
 def test_ratios_in_words(ratio, words):
-    assert times(ratio) == words
+    assert compare_bytes(ratio) == words
 
 
 @pytest.mark.parametrize(
     ("count", "words"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2e12, "2 TB")]
 )
 def test_sizes_in_words(count, words):
-    assert size(count) == words
+    assert format_bytes(count) == words

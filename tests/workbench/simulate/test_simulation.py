@@ -56,10 +56,8 @@ def test_u_is_gradient_and_residual():
 
 def test_batch_norm_keeps_the_first_workers_statistics():
     run = options(model="resnet20", workers=2, method="dense")
-    both, alone = (
-        Simulation(run, load(run)),
-        Simulation(options(model="resnet20", workers=2), load(run)),
-    )
+    both = Simulation(run, load(run))
+    alone = Simulation(options(model="resnet20", workers=2), load(run))
     both.step()
     alone.shards = alone.shards[:1]
     alone._gradients(0, 0)

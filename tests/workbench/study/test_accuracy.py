@@ -8,7 +8,7 @@ from gradwire.exchange import EXCHANGES
 from gradwire.integrate.virtual_cluster import VirtualCluster
 from gradwire.recipes import RECIPES
 from gradwire.workbench.study import accuracy
-from gradwire.workbench.study.accuracy_page import page, upper
+from gradwire.workbench.study.accuracy_page import page, upper_limit
 from gradwire.workbench.study.study import Settings
 from gradwire.workbench.train.options import resolve
 from gradwire.workbench.train.rates import cosine
@@ -39,9 +39,9 @@ def pairs(recipe, lost, share=0.002):
 def test_the_limit_is_students():
     lost = [0.0, 0.1, 0.2, 0.3, 0.0, 0.1, 0.2, 0.3]
     spread = math.sqrt(sum((x - 0.15) ** 2 for x in lost) / 7)
-    assert upper(lost) == pytest.approx(0.15 + 1.895 * spread / math.sqrt(8))
-    assert upper([0.1]) == math.inf
-    assert upper([0.0, 1.0] * 50) < 0.7
+    assert upper_limit(lost) == pytest.approx(0.15 + 1.895 * spread / math.sqrt(8))
+    assert upper_limit([0.1]) == math.inf
+    assert upper_limit([0.0, 1.0] * 50) < 0.7
 
 
 def test_the_target_takes_entries_mean_limit_and_seeds():
@@ -53,8 +53,8 @@ def test_the_target_takes_entries_mean_limit_and_seeds():
         + pairs("wide", [-1.0, 1.1] * 4),
     }
     for name, found in cases.items():
-        assert f"is reached by {name}." in page(found).says
-    assert "many comes closest" not in page(cases["none"]).says
+        assert f"is reached by {name}." in page(found).summary
+    assert "many comes closest" not in page(cases["none"]).summary
 
 
 def test_the_table_pairs_the_seeds():
@@ -74,7 +74,7 @@ def test_a_dense_run_with_more_rate_and_decay_stands_beside_dense():
     ]
     tuned += rows("dense-lucky", 0, [0.5, 0.99], 1.0, 100)
     found = page(pairs("a", [-0.2, -0.4]) + tuned)
-    assert "Against dense-2-2 a ends at -0.20 +- 0.14, at most 0.83 lost." in found.says
+    assert "Against dense-2-2 a ends at -0.20 +- 0.14, at most 0.83 lost." in found.summary
     columns = found.tables[0].columns
     body = {row[0]: dict(zip(columns, row, strict=True)) for row in found.tables[0].rows}
     told = [body[name]["points against dense-2-2"] for name in ("dense", "dense-2-2", "a")]
@@ -82,7 +82,7 @@ def test_a_dense_run_with_more_rate_and_decay_stands_beside_dense():
     assert body["a"]["most lost against dense-2-2"] == "0.83"
     assert body["a"]["points against dense"] == "+0.30 +- 0.14"
     alone = page(pairs("a", [0.1]))
-    assert "dense-2-2" not in alone.says
+    assert "dense-2-2" not in alone.summary
     assert "points against dense-2-2" not in alone.tables[0].columns
 
 
@@ -90,8 +90,8 @@ def test_tuned_dense_alone_is_what_recipes_are_compared_with():
     found = [row for row in pairs("a", [0.0, 0.1] * 4) if row["recipe"] == "a"]
     found += [r for seed in range(8) for r in rows("dense-2-2", seed, [0.5, 0.9], 1.0, 100)]
     told = page(found)
-    assert "a comes closest to dense-2-2 (-0.05 points)" in told.says
-    assert "is reached by a." in told.says
+    assert "a comes closest to dense-2-2 (-0.05 points)" in told.summary
+    assert "is reached by a." in told.summary
     assert "points against dense" not in told.tables[0].columns
     assert "points against dense-2-2" in told.tables[0].columns
 
@@ -113,7 +113,7 @@ def test_rows_may_come_in_any_order():
 
 
 def test_a_study_without_a_pair_says_so():
-    assert "no pair of runs within 0.2 % yet" in page(rows("a", 0, [0.5])).says
+    assert "no pair of runs within 0.2 % yet" in page(rows("a", 0, [0.5])).summary
 
 
 def test_cells_are_chosen_by_seeds_and_epochs():

@@ -9,7 +9,7 @@ SMALL = Settings(small=True)
 
 @pytest.fixture(scope="module")
 def rows():
-    return [bounds.measure(SMALL, {"u": name})[0] for name in bounds.MADE]
+    return [bounds.measure(SMALL, {"u": name})[0] for name in bounds.MADE_UP]
 
 
 def test_the_bound_fails_where_it_must(rows):
@@ -31,10 +31,10 @@ def test_figure_5_as_it_was_published(rows):
 def test_the_page_sets_the_paper_beside_ours(rows):
     real = bounds.measure(SMALL, {"u": "lenet5", "steps": 2})
     page = bounds.page([*rows, *real])
-    assert "The bound fails for clipped normal and near a constant" in page.says
-    assert "On u of lenet5 the bound holds" in page.says
+    assert "The bound fails for clipped normal and near a constant" in page.summary
+    assert "On u of lenet5 the bound holds" in page.summary
     alone = bounds.page(real)
-    assert alone.says == "On u of lenet5 the bound holds at every k shown."
+    assert alone.summary == "On u of lenet5 the bound holds at every k shown."
     assert len(alone.charts) == 4
     counts = {row[0]: row[1:] for row in page.tables[1].rows}
     assert counts["the paper: c^4 / (2c - 1)^2"] == ["250,250", "15,688", "2,525"]
@@ -60,7 +60,7 @@ def test_distributions_of_a_short_run():
     assert len(page.charts) == 1
     assert page.charts[0].caption == "Figure 2: lstm-ptb, topk, by iteration"
     assert page.tables[0].rows[0][:2] == ["lstm-ptb, topk", "4"]
-    assert "normal is the likeliest in 0 of 2 with topk" in page.says
+    assert "normal is the likeliest in 0 of 2 with topk" in page.summary
     assert page.tables[0].rows[0][2] == "1"
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from gradwire.workbench.study import buildup
-from gradwire.workbench.study.study import Settings, there
+from gradwire.workbench.study.study import Settings, is_registered
 
 SMALL = Settings(small=True)
 
@@ -33,7 +33,7 @@ def test_the_page_has_the_union_by_workers(rows):
     assert table["nothing in common"][:2] == ["2.00", "3.99"]
     assert 1 < float(table["topk/allgather"][0]) < float(table["topk/allgather"][1]) < 4
     assert table["topk/gtopk"][0] == ""
-    assert "4 workers, k = 0.001 d: the update has topk/allgather" in page.says
+    assert "4 workers, k = 0.001 d: the update has topk/allgather" in page.summary
     assert table["topk/allgather"][-2] == "1.00 to 1.00"
     names = ["workers", "union-steps", "sent-steps", "choosing"]
     assert [chart.name for chart in page.charts] == names
@@ -46,13 +46,13 @@ def test_the_page_has_the_union_by_workers(rows):
 
 
 def test_choices_without_anything_in_common():
-    assert buildup.independent(16) == pytest.approx(15.88, abs=0.01)
-    assert buildup.independent(32) == pytest.approx(31.51, abs=0.01)
+    assert buildup.independent_union(16) == pytest.approx(15.88, abs=0.01)
+    assert buildup.independent_union(32) == pytest.approx(31.51, abs=0.01)
 
 
 def test_only_what_this_version_has_is_asked_for():
     recipes = {cell["recipe"] for cell in buildup.cells(SMALL)}
     assert {"topk/allgather", "topk/union", "topk/gtopk"} <= recipes
-    assert all(map(there, recipes))
-    assert not there("nothing")
-    assert not there("topk/nothing")
+    assert all(map(is_registered, recipes))
+    assert not is_registered("nothing")
+    assert not is_registered("topk/nothing")

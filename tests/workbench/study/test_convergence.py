@@ -30,8 +30,8 @@ def test_the_page_pairs_the_seeds():
     topk = ["89.5 %", "89.0 % to 90.0 %", "-1.5 points +- 0.7 points", "-0.6 to -0.8 points"]
     assert table["topk/allgather"] == [*topk, "20 B", "100x fewer"]
     assert table["dense"][:3] == ["91.0 %", "90.0 % to 92.0 %", ""]
-    assert "topk/allgather (-1.5 points) comes closest to dense" in page.says
-    assert "randk/allgather (-76.0 points) stays farthest" in page.says
+    assert "topk/allgather (-1.5 points) comes closest to dense" in page.summary
+    assert "randk/allgather (-76.0 points) stays farthest" in page.summary
     assert [chart.name for chart in page.charts] == ["fnn3-2-epoch", "fnn3-2-bytes"]
     assert page.charts[0].lines[1].ys == pytest.approx([40, 89.5])
 
@@ -42,13 +42,13 @@ def test_lower_perplexity_is_closer():
         + rows("topk/allgather", 0, [82.0], "lstm-ptb")
         + rows("randk/allgather", 0, [300.0], "lstm-ptb")
     )
-    assert "topk/allgather (+2.00) comes closest" in page.says
-    assert "randk/allgather (+220.00) stays farthest" in page.says
+    assert "topk/allgather (+2.00) comes closest" in page.summary
+    assert "randk/allgather (+220.00) stays farthest" in page.summary
 
 
 def test_a_study_that_was_stopped_before_the_first_pair_says_so():
     page = convergence.page(rows("dense", 0, [0.5]))
-    assert "fnn3, 1 epochs, has no pair of runs yet" in page.says
+    assert "fnn3, 1 epochs, has no pair of runs yet" in page.summary
 
 
 def test_runs_of_two_lengths_are_not_one_run():
@@ -59,7 +59,7 @@ def test_runs_of_two_lengths_are_not_one_run():
     assert [chart.name for chart in page.charts] == names
     assert [table.title for table in page.tables] == ["fnn3 after 2 epochs", "fnn3 after 1 epochs"]
     assert [line.ys for line in page.charts[0].lines] == [pytest.approx([50, 90]), [40, 80]]
-    assert "1 epochs, k = 0.001 d, 16 workers: topk/union (-10.0 points)" in page.says
+    assert "1 epochs, k = 0.001 d, 16 workers: topk/union (-10.0 points)" in page.summary
 
 
 def test_a_recipe_has_its_place_and_colour_whoever_was_ready_first():
@@ -89,7 +89,7 @@ def test_only_a_network_that_can_has_its_workers_in_one_batch(monkeypatch):
         raise Asked(options.model, batched)
 
     monkeypatch.setattr(convergence, "Simulation", simulation)
-    monkeypatch.setattr(convergence, "examples", lambda options: None)
+    monkeypatch.setattr(convergence, "load_examples", lambda options: None)
     asked = {}
     for model in convergence.RUNS:
         cell = {"model": model, "recipe": "dense", "seed": 0, "epochs": 1}
@@ -130,14 +130,14 @@ def test_operators_measures_the_floor_torch_and_every_method(monkeypatch):
     assert table["torch.topk"][3] == "13.6"
     assert float(table["floor"][4]) == 1
     assert table["topk"][5] == "1.000"
-    assert "At 1 M entries" in page.says
+    assert "At 1 M entries" in page.summary
     assert len(page.charts[0].lines) == len(found)
 
 
 def test_a_seed_that_dense_does_not_have_yet_makes_no_pair():
     done = rows("dense", 0, [0.5]) + rows("topk/allgather", 0, [0.4])
     page = convergence.page(done + rows("topk/allgather", 1, [0.9]))
-    assert "topk/allgather (-10.0 points) comes closest" in page.says
+    assert "topk/allgather (-10.0 points) comes closest" in page.summary
     seeds = {row[0]: row[2] for row in page.tables[0].rows}
     assert seeds["dense"] == "50.0 % to 50.0 %, 1 of them"
     assert seeds["topk/allgather"] == "40.0 % to 90.0 %"
@@ -153,9 +153,9 @@ def test_a_small_study_has_one_sketch_and_a_whole_one_both():
 
 def test_convergence_has_all_that_the_papers_compare():
     options = {}
-    for name in convergence.WANTED:
+    for name in convergence.RECIPES:
         given = {"model": "fnn3", "method": name.partition(" ")[0], "workers": 2}
-        options[name] = resolve(given | convergence.WANTED[name]).config()
+        options[name] = resolve(given | convergence.RECIPES[name]).config()
     assert {c.method for c in options.values()} == {"dense", "topk", "randk", "gaussiank", "dgc"}
     assert {"gtopk", "sketched", "gs-sgd"} < {c.exchange for c in options.values()}
     assert options["dgc/allgather with momentum"].momentum == 0.9

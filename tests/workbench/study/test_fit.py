@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from gradwire.workbench.study.fit import hill, shape
+from gradwire.workbench.study.fit import fit_shape, tail_index
 
 SIZE = 50_000
 
@@ -22,7 +22,7 @@ def draw(kind):
     ("kind", "best"), [("normal", "normal"), ("laplace", "Laplace"), ("t", "t")]
 )
 def test_the_distribution_that_was_drawn_from_fits_best(kind, best, scale):
-    found = shape(scale * draw(kind))
+    found = fit_shape(scale * draw(kind))
     assert found.best == best
     assert found.rms == pytest.approx(scale * draw(kind).square().mean().sqrt().item(), rel=1e-5)
     if kind == "t":
@@ -31,7 +31,7 @@ def test_the_distribution_that_was_drawn_from_fits_best(kind, best, scale):
 
 def test_likelihoods_are_those_of_the_definitions():
     x = draw("laplace")
-    found, rms = shape(x), x.square().mean().sqrt()
+    found, rms = fit_shape(x), x.square().mean().sqrt()
     scaled = (x / rms).double()
     normal = torch.distributions.Normal(scaled.mean(), scaled.std(correction=0))
     laplace = torch.distributions.Laplace(scaled.median(), (scaled - scaled.median()).abs().mean())
@@ -41,15 +41,15 @@ def test_likelihoods_are_those_of_the_definitions():
 
 @pytest.mark.parametrize(("kind", "kurtosis", "within"), [("normal", 3, 0.1), ("laplace", 6, 0.5)])
 def test_kurtosis(kind, kurtosis, within):
-    assert shape(draw(kind)).kurtosis == pytest.approx(kurtosis, abs=within)
+    assert fit_shape(draw(kind)).kurtosis == pytest.approx(kurtosis, abs=within)
 
 
 def test_the_tail_index_of_a_power_law():
     u = torch.rand(SIZE, generator=torch.Generator().manual_seed(2))
-    assert hill(u ** (-1 / 2.5)) == pytest.approx(2.5, rel=0.1)
+    assert tail_index(u ** (-1 / 2.5)) == pytest.approx(2.5, rel=0.1)
 
 
 def test_zeros_are_counted_and_not_fitted():
-    found = shape(torch.cat([draw("normal"), torch.zeros(SIZE)]))
+    found = fit_shape(torch.cat([draw("normal"), torch.zeros(SIZE)]))
     assert found.zeros == pytest.approx(0.5, abs=1e-3)
     assert found.best == "normal"

@@ -13,8 +13,8 @@ def test_the_page_has_the_papers_table_and_a_chart_a_network(monkeypatch):
     wanted = [cell for cell in cells if cell["what"] in ("table", "alexnet", "70B")]
     rows = [row for cell in wanted for row in scaling.measure(settings, cell)]
     page = scaling.page(rows)
-    assert "within 9 %" in page.says
-    assert "not measured" in page.says
+    assert "within 9 %" in page.summary
+    assert "not measured" in page.summary
     (table,) = page.tables
     assert len(table.rows) == 4
     assert "2.068 / 2.115 (+2.3%)" in table.rows[1]
@@ -48,7 +48,7 @@ def test_the_lab_stands_beside_planner_and_paper():
     assert dense[5:] == ["31.70", "7.09"]
     assert topk[1] == "topk"
     assert topk[5:] == ["3.00", "11.07"]
-    assert "of 2 steps are within 15 % of the planner" in page.says
+    assert "of 2 steps are within 15 % of the planner" in page.summary
 
 
 def test_only_the_full_study_asks_for_the_lab(monkeypatch):

@@ -3,7 +3,7 @@ import torch
 
 from gradwire.exchange import EXCHANGES
 from gradwire.workbench.study import sketch, sketch_page
-from gradwire.workbench.study.sketch import affordable, mean_u, recall, spent
+from gradwire.workbench.study.sketch import affordable_density, mean_u, measure_recall, sketch_bytes
 from gradwire.workbench.study.study import Settings
 
 SMALL = Settings(small=True)
@@ -16,37 +16,39 @@ def draw(power):
 
 
 def test_a_table_as_large_as_u_finds_heavy_tails_and_small_ones_do_not():
-    found = {ratio: recall(draw(3), 20, ratio)["recall"] for ratio in (1, 20, 200)}
+    found = {ratio: measure_recall(draw(3), 20, ratio)["recall"] for ratio in (1, 20, 200)}
     assert found[1][1:] == [1, 1]
     assert found[1][0] > found[20][0] > found[200][0]
     for shares in found.values():
         assert shares == sorted(shares), "more candidates find more"
-    assert recall(draw(1), 20, 20)["recall"][1] < 0.5 * found[20][1], "of normal entries, fewer"
+    assert measure_recall(draw(1), 20, 20)["recall"][1] < 0.5 * found[20][1], (
+        "of normal entries, fewer"
+    )
 
 
 def test_energy_is_that_of_the_best_k_of_the_candidates():
     u = torch.zeros(1000)
     u[[3, 500, 900]] = torch.tensor([3.0, -2.0, 1.0])
-    assert recall(u, 2, 2.0)["energy"] == pytest.approx([1, 1, 1])
-    assert recall(u, 2, 1000.0)["energy"][0] < 1, "one cell a row tells nobody from nobody"
+    assert measure_recall(u, 2, 2.0)["energy"] == pytest.approx([1, 1, 1])
+    assert measure_recall(u, 2, 1000.0)["energy"][0] < 1, "one cell a row tells nobody from nobody"
 
 
 @pytest.mark.parametrize("workers", [8, 16])
 def test_gtopk_gets_the_bytes_of_the_sketch_and_no_more(workers):
     size = 61_706
-    budget = spent(size, workers, 40.0)
-    k = round(affordable(size, workers, budget) * size)
+    budget = sketch_bytes(size, workers, 40.0)
+    k = round(affordable_density(size, workers, budget) * size)
     cost = EXCHANGES["gtopk"].bytes
     sizes = [cost(workers, 61_760, n, sketch.Encoding()) for n in (k, k + 4)]
     assert sizes[0] <= budget < sizes[1]
-    assert affordable(size, workers, 2 * budget) > 1.9 * k / size
+    assert affordable_density(size, workers, 2 * budget) > 1.9 * k / size
 
 
 def test_u_is_the_mean_over_the_workers_at_the_last_step(monkeypatch):
     watched = []
 
     class Simulation:
-        of = classmethod(lambda cls, options: cls())
+        from_options = classmethod(lambda cls, options: cls())
 
         def step(self, watch):
             watched.append(watch)
@@ -104,7 +106,7 @@ def test_times_are_compared_with_gs_sgd_and_with_the_paper():
     body = {r[0]: r for r in page.tables[0].rows}
     assert body["gTop-k, d / 40"][6] == "0.5 (0.83)"
     assert body["gTop-k, d / 40"][-1] == "1.3 to 3.1"
-    assert "0.80 to 0.83 times that of gTop-k (paper: 1.3 to 3.1)" in page.says
+    assert "0.80 to 0.83 times that of gTop-k (paper: 1.3 to 3.1)" in page.summary
     refused = [row("gs-sgd", 0.0, None, None, why="too small"), rows[1]]
     assert sketch.STUDY.page(refused).tables[0].rows == []
 
@@ -121,7 +123,7 @@ def test_a_page_of_one_part_has_only_that_part():
         common | {"recipe": r, "ratio": x, "score": s, "bytes": b} for r, x, s, b in runs
     ]  # fmt: skip
     page = sketch.STUDY.page(rows)
-    assert page.says.endswith("of d / 40 gs-SGD 50.0 % and gTop-k 70.0 %, dense 90.0 %.")
+    assert page.summary.endswith("of d / 40 gs-SGD 50.0 % and gTop-k 70.0 %, dense 90.0 %.")
     assert page.tables[0].rows[1] == [
         "gs-SGD, bytes of a sketch of d / 40", "0.1 %", "2 kB", "50.0 %",
     ]  # fmt: skip

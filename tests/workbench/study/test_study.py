@@ -14,12 +14,12 @@ pytest.importorskip("matplotlib")
 from gradwire.errors import ConfigError, LabError, StateError
 from gradwire.workbench.data import DataError
 from gradwire.workbench.report import ReportError
-from gradwire.workbench.report.chart import Chart, Line, _draw, png, shades, svg
+from gradwire.workbench.report.chart import Chart, Line, _draw, render_png, render_svg, shades
 from gradwire.workbench.report.studies import write_studies
 from gradwire.workbench.study import STUDIES, bounds
-from gradwire.workbench.study.folder import Folder, studies_in
-from gradwire.workbench.study.run import chosen, run_study
-from gradwire.workbench.study.study import Page, Settings, Study, Table, listed
+from gradwire.workbench.study.folder import StudyFolder, studies_in
+from gradwire.workbench.study.run import run_study, select_cells
+from gradwire.workbench.study.study import Page, Settings, Study, StudyTable, join_names
 
 SMALL = Settings(small=True)
 
@@ -34,7 +34,9 @@ def made(measured, cells=3, name="bounds"):
     def page(rows):
         xs, ys = [r["n"] for r in rows], [r["square"] for r in rows]
         chart = Chart("squares", "Squares <1>", "n", "n^2", [Line("a & b", xs, ys)])
-        return Page(f"{len(rows)} rows", [Table("All", ["n"], [[str(x)] for x in xs])], [chart])
+        return Page(
+            f"{len(rows)} rows", [StudyTable("All", ["n"], [[str(x)] for x in xs])], [chart]
+        )
 
     return Study(name, "T", "F", lambda s: [{"n": n} for n in range(cells)], measure, page)
 
@@ -47,13 +49,13 @@ def run(study, out, settings=SMALL):
 
 def test_a_study_writes_rows_and_pictures(tmp_path):
     page, said = run(made([]), tmp_path)
-    assert page.says == "3 rows"
+    assert page.summary == "3 rows"
     assert len(said) == 3
     assert said[0].startswith("bounds  1/3  0  ")
     folder = tmp_path / "bounds"
     assert (folder / "squares.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (folder / "squares.svg").read_text()
-    assert [r["square"] for r in Folder(tmp_path, "bounds").rows()] == [0, 1, 4]
+    assert [r["square"] for r in StudyFolder(tmp_path, "bounds").rows()] == [0, 1, 4]
 
 
 def test_what_is_measured_is_not_measured_again(tmp_path):
@@ -61,7 +63,7 @@ def test_what_is_measured_is_not_measured_again(tmp_path):
     run(made(measured, cells=2), tmp_path)
     page, _ = run(made(measured, cells=4), tmp_path)
     assert measured == [0, 1, 2, 3]
-    assert page.says == "4 rows"
+    assert page.summary == "4 rows"
 
 
 def test_a_cell_that_was_cut_off_is_measured_again(tmp_path):
@@ -149,7 +151,7 @@ def test_missing_data_stop_only_the_runs_that_need_them(tmp_path, error):
     assert (tmp_path / "bounds" / "squares.png").is_file()
     page, _ = run(made(measured), tmp_path)
     assert measured == [0, 2, 1]
-    assert page.says == "3 rows"
+    assert page.summary == "3 rows"
 
 
 @pytest.mark.parametrize(
@@ -185,7 +187,7 @@ def test_only_some_of_a_study(tmp_path):
     with pytest.raises(ConfigError, match=r"unknown part of study bounds '7'.*Known: 0, 1, 2$"):
         run_study(made([]), SMALL, tmp_path, "", print, only=["0,7"])
     with pytest.raises(ConfigError, match=r"unknown part of study distributions 'resnet50'"):
-        chosen(STUDIES["distributions"], SMALL, ["resnet50"])
+        select_cells(STUDIES["distributions"], SMALL, ["resnet50"])
 
 
 def test_rows_that_a_page_cannot_read_name_the_version_that_made_them(tmp_path, monkeypatch):
@@ -214,7 +216,7 @@ def test_without_matplotlib_the_rows_are_kept(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ReportError, match="the rows are measured; pictures need matplotlib"):
         run(made([]), tmp_path)
-    assert len(Folder(tmp_path, "bounds").rows()) == 3
+    assert len(StudyFolder(tmp_path, "bounds").rows()) == 3
 
 
 def test_the_report_has_every_study_and_needs_nothing_from_outside(tmp_path, monkeypatch):
@@ -245,9 +247,9 @@ def test_a_report_of_nothing_says_how_to_begin(tmp_path):
 
 def test_the_same_rows_give_the_same_pictures():
     chart = Chart("a", "b", "x", "y", [Line("l", [1, 2], [3, 4], "dashes")], log_x=True, log_y=True)
-    assert png(chart) == png(chart)
-    assert svg(chart) == svg(chart)
-    assert "currentColor" in svg(chart)
+    assert render_png(chart) == render_png(chart)
+    assert render_svg(chart) == render_svg(chart)
+    assert "currentColor" in render_svg(chart)
 
 
 def test_the_legend_of_many_lines_stands_beside_them():
@@ -274,7 +276,7 @@ def test_shades_go_from_light_to_dark():
 
 
 def test_names_in_a_row():
-    assert [listed(x) for x in ([], ["a"], ["a", "b"], "abc")] == [
+    assert [join_names(x) for x in ([], ["a"], ["a", "b"], "abc")] == [
         "none",
         "a",
         "a and b",
@@ -298,7 +300,7 @@ def test_more_seeds_go_on_in_the_same_folder(tmp_path):
     study = replace(made([]), choosy=True)
     run(study, tmp_path, Settings(small=True, seeds=1))
     run(study, tmp_path, Settings(small=True, seeds=2, epochs=3))
-    assert len(Folder(tmp_path, "bounds").rows()) == 3
+    assert len(StudyFolder(tmp_path, "bounds").rows()) == 3
 
 
 def halves(settings, cell):
@@ -314,8 +316,8 @@ def test_jobs_measure_side_by_side_and_only_the_parent_writes(tmp_path):
     study = replace(made([]), measure=halves)
     said = []
     page = run_study(study, SMALL, tmp_path, "x", said.append, jobs=2)
-    assert page.says == "3 rows"
-    assert sorted(row["square"] for row in Folder(tmp_path, "bounds").rows()) == [0, 0.5, 1]
+    assert page.summary == "3 rows"
+    assert sorted(row["square"] for row in StudyFolder(tmp_path, "bounds").rows()) == [0, 0.5, 1]
     assert [line.split()[1] for line in said] == ["1/3", "2/3", "3/3"]
 
 
@@ -324,4 +326,4 @@ def test_a_job_that_fails_keeps_what_others_measured(tmp_path):
     study = replace(made([]), measure=halves, cells=lambda s: cells)
     with pytest.raises(ConfigError, match="nine is too many"):
         run_study(study, SMALL, tmp_path, "x", lambda words: None, jobs=2)
-    assert Folder(tmp_path, "bounds").done() == [{"n": 1}]
+    assert StudyFolder(tmp_path, "bounds").done() == [{"n": 1}]

@@ -95,13 +95,13 @@ def test_the_check_of_the_bound_agrees_with_the_bound(name, p, holds):
 
 
 def test_the_profile_falls_from_one():
-    places, squares = theory.profile(torch.tensor([1.0, -4.0, 2.0, 0.0, 3.0]), 5)
+    places, squares = theory.rank_profile(torch.tensor([1.0, -4.0, 2.0, 0.0, 3.0]), 5)
     assert places == [0, 0.25, 0.5, 0.75, 1]
     assert squares == pytest.approx([1, 9 / 16, 4 / 16, 1 / 16, 0])
 
 
 @pytest.mark.parametrize("size", [120, 61_706, 2**24 + 4, 66_034_000])
 def test_the_places_of_a_profile_end_with_the_last_entry(size):
-    found = theory.places(size, 120)
+    found = theory.spread_indices(size, 120)
     assert (int(found[0]), int(found[-1])) == (0, size - 1)
     assert bool((found.diff() > 0).all())

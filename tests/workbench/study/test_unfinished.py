@@ -31,7 +31,7 @@ def often(monkeypatch):
         monkeypatch.setattr(study, "WORKERS", 3)
         monkeypatch.setitem(small, "batch", 200)
     monkeypatch.setattr(unfinished, "PAUSE", 0.0)
-    monkeypatch.setattr(unfinished, "SHARE", 1e9)
+    monkeypatch.setattr(unfinished, "SAVE_SHARE", 1e9)
 
 
 def cell(recipe, epochs=3):
@@ -86,7 +86,7 @@ def test_what_is_done_leaves_nothing_behind(monkeypatch, tmp_path):
     stopped(monkeypatch, convergence, replace(SMALL, unfinished=str(kept)))
     assert len(list(kept.iterdir())) == 1
     page = run_study(long(), SMALL, tmp_path, "", print)
-    assert page.says == "3 rows"
+    assert page.summary == "3 rows"
     assert list(kept.iterdir()) == []
 
 
