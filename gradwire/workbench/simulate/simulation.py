@@ -131,7 +131,9 @@ class Simulation:
         config, dense = self.cluster.config, self.cluster.stats().dense
         if config.method == "dense":
             return self.entries * self.exchanges
-        sizes = [entries(config.schedule.density_at(i), self.entries) for i in range(self.exchanges)]
+        sizes = [
+            entry_count(config.schedule.density_at(i), self.entries) for i in range(self.exchanges)
+        ]
         # A bundle is sent whole by a flush, or when fewer entries would take more bytes.
         whole = dense.get("flush", 0) + dense.get("bytes", 0)
         return sum(sizes) + whole * (self.entries - sizes[-1])

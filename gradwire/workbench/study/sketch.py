@@ -118,9 +118,9 @@ def measure_recall(u: Tensor, k: int, ratio: float) -> dict[str, list[float]]:
     recall, energy = [0.0] * len(CANDIDATES), [0.0] * len(CANDIDATES)
     for _ in range(DRAWS):
         seeds = next_seeds(memory, sketch.rows, u.device)
-        table = kernels.insert(u, sketch.width(size), seeds)
+        table = kernels.insert(u, sketch.column_count(size), seeds)
         for i, factor in enumerate(CANDIDATES):
-            candidates = largest(table, seeds, size, min(size, factor * k)).long()
+            candidates = find_largest(table, seeds, size, min(size, factor * k)).long()
             best = u[candidates].double().square().topk(k).values
             recall[i] += float(winners[candidates].sum()) / k / DRAWS
             energy[i] += float(best.sum()) / largest_energy / DRAWS
