@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gradwire.workbench.bench.row import Row
-from gradwire.workbench.bench.show import as_count
+from gradwire.workbench.bench.show import short_count
 from gradwire.workbench.report.curves import (
     COLOURS,
     FAINT,

@@ -107,7 +107,7 @@ def predict_seconds(model: str, method: str, constants: Constants) -> float:
 
 def _features(model: str, method: str) -> np.ndarray:
     """Return the bytes on a node's link, 1, and the entries that each selection method scans."""
-    size = spec(model).parameters
+    size = model_spec(model).parameters
     exchange = "dense" if method == "dense" else "allgather"
     network = Network(WORKERS, NODES, rate=1.0)
     legs = EXCHANGES[exchange].legs_on(network, size, entry_count(DENSITY, size), Encoding())

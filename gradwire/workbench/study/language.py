@@ -89,7 +89,7 @@ def train_rows(
     """
     options = _make_options(settings, cell, recipe)
     shape = models.model_spec(options.model).shape
-    text = data.load(options.data, options.data_dir, shape)
+    text = data.load_dataset(options.data, options.data_dir, shape)
     with repeatable(settings):
         simulation = Simulation(options, text)
         if recipe.local is not None:
