@@ -68,6 +68,16 @@ def size_of(bundle: Sequence[Slot]) -> int:
     return size
 
 
+def is_packed(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Return True if the entries lie side by side, in whatever order."""
+    step = 1
+    for each, size in sorted((s, n) for n, s in zip(shape, stride, strict=True) if n != 1):
+        if each != step:
+            return False
+        step *= size
+    return True
+
+
 def is_dense(name: str, dense: Sequence[str]) -> bool:
     """Return True if a rule keeps this parameter dense."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in dense)

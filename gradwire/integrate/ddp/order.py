@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradwire.accumulate.layout import is_packed
 from gradwire.errors import AttachError
 from gradwire.types import Slot
 
@@ -24,7 +25,7 @@ def stride_of(parameter: Tensor) -> Stride:
     """The strides with which DDP would lay a parameter out in a bucket that it builds now."""
     shape, stride = tuple(parameter.shape), parameter.stride()
     # As DDP does: a part of something larger lies in its buckets without the gaps.
-    return stride if _is_dense(shape, stride) else _strides(shape)
+    return stride if is_packed(shape, stride) else _strides(shape)
 
 
 @dataclass(eq=False)
@@ -98,13 +99,3 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
 
 def _strides(shape: Sequence[int], format: torch.memory_format = torch.contiguous_format) -> Stride:
     return torch.empty(shape, dtype=torch.int8, device="meta", memory_format=format).stride()
-
-
-def _is_dense(shape: tuple[int, ...], stride: Stride) -> bool:
-    """Whether the entries lie side by side, in whatever order."""
-    step = 1
-    for each, size in sorted((s, n) for n, s in zip(shape, stride, strict=True) if n != 1):
-        if each != step:
-            return False
-        step *= size
-    return True

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gradwire.accumulate.layout import assign_offsets, is_dense, size_of
+from gradwire.accumulate.layout import assign_offsets, is_dense, is_packed, size_of
 from gradwire.errors import StateError
 from gradwire.types import Slot
 
@@ -203,6 +203,19 @@ def check_bundles(
             if value.dtype.is_floating_point and bool(value.isnan().any()):
                 raise StateError(f"the memory {key!r} of the bundle of {names[0]!r} holds NaN")
         _check_delivered(sent, size_of(assign_offsets([slots[n] for n in names])), names[0])
+
+
+def check_strides(strides: Any, slots: Mapping[str, Slot]) -> None:
+    """Raise StateError unless the saved strides give every entry of a slot a place of its own."""
+    if not isinstance(strides, Mapping) or not strides.keys() <= slots.keys():
+        raise StateError("the state's strides must be whole numbers by parameter")
+    for name, stride in strides.items():
+        shape = slots[name].shape
+        whole = (
+            isinstance(stride, list) and len(stride) == len(shape) and all(map(_is_count, stride))
+        )
+        if not whole or (slots[name].numel and not is_packed(shape, tuple(stride))):
+            raise StateError(f"the strides of {name!r} cannot be {stride!r:.60} with shape {shape}")
 
 
 def _check_delivered(sent: Any, size: int, name: str) -> None:

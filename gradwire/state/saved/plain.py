@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gradwire.accumulate.delivery import Pending
 from gradwire.accumulate.layout import assign_offsets
 from gradwire.config import Config
 from gradwire.errors import StateError, one_line
-from gradwire.state.saved.check import check_bundles, check_numbers, check_sizes, check_tensors
-from gradwire.types import Delivered, Entries, Everything, Rounded, Sparse
+from gradwire.state.saved.check import (
+    check_bundles,
+    check_numbers,
+    check_sizes,
+    check_strides,
+    check_tensors,
+)
+from gradwire.state.saved.pending import pack_pending, unpack_pending
 
 if TYPE_CHECKING:
-    from gradwire.accumulate import Bundle
     from gradwire.state.state import State
 
 VERSION = 1
@@ -33,7 +37,7 @@ def state_dict(state: "State") -> dict[str, Any]:
     return header(state) | {
         "residual": _by_name(state, [bundle.buffer for bundle in state.bundles]),
         "velocity": _by_name(state, [bundle.velocity for bundle in state.bundles]),
-        "delivered": [_pack(bundle) for bundle in state.bundles],
+        "delivered": [pack_pending(bundle) for bundle in state.bundles],
     }
 
 
@@ -58,6 +62,8 @@ def header(state: "State") -> dict[str, Any]:
         "config": state.config.asdict(),
         "reason": state.reason,
         "bundles": [[slot.name for slot in bundle.slots] for bundle in state.bundles],
+        # What was delivered is told by place, and the place of an entry depends on the strides.
+        "strides": {slot.name: list(slot.stride) for b in state.bundles for slot in b.slots},
         # Methods change their memory in place.
         "memory": [{k: v.clone().cpu() for k, v in b.memory.items()} for b in state.bundles],
     }
@@ -74,8 +80,13 @@ def load_state_dict(state: "State", saved: Mapping[str, Any]) -> None:
 def resume(state: "State", saved: Mapping[str, Any]) -> None:
     """Take over a checked state whole, with what was delivered and is not settled yet."""
     restore(state, saved)
+    _take_delivered(state, saved)
+
+
+def _take_delivered(state: "State", saved: Mapping[str, Any]) -> None:
+    strides = saved.get("strides", {})
     for bundle, delivered in zip(state.bundles, saved["delivered"], strict=True):
-        bundle.pending = _unpack(delivered, bundle)
+        bundle.pending = unpack_pending(delivered, bundle, strides)
 
 
 def check_rank(state: "State", saved: Mapping[str, Any]) -> None:
@@ -120,6 +131,7 @@ def check(state: "State", saved: Mapping[str, Any]) -> None:
         if tensors:
             check_tensors(what, tensors, wanted)
     check_bundles(saved, wanted, state.config.dense)
+    check_strides(saved.get("strides", {}), wanted)
     state.check_more(saved)
 
 
@@ -209,61 +221,10 @@ def _counts_now(state: "State") -> dict[str, int]:
     }
 
 
-def _pack(bundle: "Bundle") -> dict[str, Any] | None:
-    """Return the pending delivery in the saved form; None when there is none.
-
-    The saved form says Everything by values None, and Rounded by indices None.
-    """
-    pending = bundle.pending
-    if pending is None:
-        return None
-    indices: Tensor | None = None
-    values: Tensor | None = None
-    match pending.delivered:
-        case Rounded(values):
-            pass
-        case Entries(sparse):
-            indices, values = sparse.indices, sparse.values
-    tensors = {
-        "indices": indices,
-        "values": values,
-        "loss": pending.mean_rounding,
-        "masked": pending.masked,
-    }
-    packed = {name: None if tensor is None else tensor.cpu() for name, tensor in tensors.items()}
-    return packed | {
-        "ok": pending.ok.cpu(),
-        "held": [[offset, kept.cpu()] for offset, kept in pending.withheld],
-        "forget": pending.forget,
-    }
-
-
-def _unpack(packed: Mapping[str, Any] | None, bundle: "Bundle") -> Pending | None:
-    if packed is None:
-        return None
-    device = bundle.buffer.device
-    indices, values, rounding, masked = (
-        None if (t := packed.get(name)) is None else t.to(device)
-        for name in ("indices", "values", "loss", "masked")
-    )
-    delivered: Delivered
-    if values is None:
-        delivered = Everything()
-    elif indices is None:
-        delivered = Rounded(values)
-    else:
-        count = (indices < bundle.size).sum(dtype=torch.int32)
-        delivered = Entries(Sparse(indices, values, count, bundle.size))
-    withheld = [(int(offset), kept.to(device)) for offset, kept in packed["held"]]
-    forget = bool(packed.get("forget"))
-    return Pending(delivered, packed["ok"].to(device), rounding, masked, forget, withheld)
-
-
 def settle_saved(state: "State", saved: dict[str, Any]) -> None:
     """Subtract what a part has delivered, in place of the step that would have done it."""
     restore(state, saved)
-    for bundle, delivered in zip(state.bundles, saved["delivered"], strict=True):
-        bundle.pending = _unpack(delivered, bundle)
+    _take_delivered(state, saved)
     skipped = state.was_skipped()
     for bundle in state.bundles:
         bundle.settle(skipped)

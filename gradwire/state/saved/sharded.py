@@ -67,6 +67,7 @@ def state_dict(wire: "ShardedWire", guarded: bool = False) -> dict[str, Any]:
         "skipped": False,
         "user_skip": False,
         "delivered": [None] * len(wire.bundles),
+        "strides": {},
         "shard": [wire.shard, wire.shards],
         "guarded": guarded,
     }

@@ -1,0 +1,102 @@
+"""A bundle's pending delivery in the saved form, and back.
+
+The saved form says Everything by values None, and Rounded by indices None.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from gradwire.accumulate.delivery import Pending
+from gradwire.types import Delivered, Entries, Everything, Rounded, Sparse
+
+if TYPE_CHECKING:
+    from gradwire.accumulate import Bundle
+
+
+def pack_pending(bundle: "Bundle") -> dict[str, Any] | None:
+    """Return the pending delivery in the saved form; None when there is none."""
+    pending = bundle.pending
+    if pending is None:
+        return None
+    indices: Tensor | None = None
+    values: Tensor | None = None
+    match pending.delivered:
+        case Rounded(values):
+            pass
+        case Entries(sparse):
+            indices, values = sparse.indices, sparse.values
+    tensors = {
+        "indices": indices,
+        "values": values,
+        "loss": pending.mean_rounding,
+        "masked": pending.masked,
+    }
+    packed = {name: None if tensor is None else tensor.cpu() for name, tensor in tensors.items()}
+    return packed | {
+        "ok": pending.ok.cpu(),
+        "held": [[offset, kept.cpu()] for offset, kept in pending.withheld],
+        "forget": pending.forget,
+    }
+
+
+def unpack_pending(
+    packed: Mapping[str, Any] | None, bundle: "Bundle", strides: Mapping[str, Sequence[int]]
+) -> Pending | None:
+    """Return the delivery for a bundle whose parameters may have other strides than when saved."""
+    if packed is None:
+        return None
+    device, places = bundle.buffer.device, _places(bundle, strides)
+    indices, values, rounding, masked = (
+        None if (t := packed.get(name)) is None else t.to(device)
+        for name in ("indices", "values", "loss", "masked")
+    )
+    delivered: Delivered
+    if values is None:
+        delivered = Everything()
+    elif indices is None:
+        delivered = Rounded(_move(values, places))
+    else:
+        count = (indices < bundle.size).sum(dtype=torch.int32)
+        delivered = Entries(Sparse(_translate(indices, places), values, count, bundle.size))
+    withheld = [
+        (int(offset), _move(kept.to(device), places, int(offset)))
+        for offset, kept in packed["held"]
+    ]
+    return Pending(
+        delivered,
+        packed["ok"].to(device),
+        None if rounding is None else _move(rounding, places),
+        None if masked is None else _translate(masked, places),
+        bool(packed.get("forget")),
+        withheld,
+    )
+
+
+def _places(bundle: "Bundle", strides: Mapping[str, Sequence[int]]) -> Tensor | None:
+    """Return the place here of every place in the saved bundle, or None where all are the same."""
+    changed = [s for s in bundle.slots if tuple(strides.get(s.name, s.stride)) != s.stride]
+    if not changed:
+        return None
+    here = torch.arange(bundle.size + 1, dtype=torch.int64, device=bundle.buffer.device)
+    places = here.clone()
+    for slot in changed:
+        saved = replace(slot, stride=tuple(strides[slot.name]))
+        bundle.view(places, saved).copy_(bundle.view(here, slot))
+    return places
+
+
+def _translate(indices: Tensor, places: Tensor | None) -> Tensor:
+    return indices if places is None else places[indices.long()].to(indices.dtype)
+
+
+def _move(vector: Tensor, places: Tensor | None, offset: int = 0) -> Tensor:
+    """Return the part of a bundle that begins at `offset`, with every entry at its new place."""
+    if places is None:
+        return vector
+    moved = torch.empty_like(vector)
+    moved[places[offset : offset + vector.numel()] - offset] = vector
+    return moved
