@@ -74,6 +74,7 @@ class Auto:
         own_seconds = torch.tensor([self.compute_seconds()], dtype=torch.float64, device=device)
         chosen: dict[str, Any] = {}
         with uncounted(group):
+            group.agree("auto", step=state.steps)
             seconds = float(group.all_gather(own_seconds).max())
             rate, latency = measure_link(group.all_gather, group.size, device)
             if group.rank == 0:

@@ -176,3 +176,24 @@ def sharing(rank):
 
 def test_a_disabled_scaler_is_none(ranks):
     assert ranks.run(2, sharing) == [True, True]
+
+
+def while_measuring(rank, folder):
+    """The step in which method="auto" asks all ranks begins with another collective."""
+    ddp, wire = models.wrapped(method="auto", density=0.05, dense_below=1024)
+    optimizer = models.train(ddp, rank, 7)
+    said = ""
+    try:
+        if rank == 0:
+            gradwire.save(wire, folder)
+        models.train(ddp, rank, 1, start=7, optimizer=optimizer)
+    except RuntimeError as error:
+        said = str(error)
+    wire.close()
+    return said, list(folder.iterdir())
+
+
+def test_one_rank_saves_where_auto_decides(ranks, tmp_path):
+    for said, files in ranks.run(3, while_measuring, tmp_path):
+        assert "rank 1 is in auto at step 8, rank 0 is in save at step 7" in said
+        assert not files
