@@ -22,7 +22,7 @@ from gradwire.config import Config, configure
 from gradwire.errors import StateError, unknown
 from gradwire.kernels.scan import Piece
 from gradwire.kernels.side_stream import Target, keep_for_stream
-from gradwire.ranks.group import DistributedGroup, Group
+from gradwire.ranks.group import DistributedGroup, Group, uncounted
 from gradwire.stages import Clock, stage, timed_by
 from gradwire.state.choice import Choice, choose, prepare
 from gradwire.state.drift import Watch
@@ -243,13 +243,25 @@ class State:
                 what,
                 step=self.steps,
                 bundle=bundle.index,
-                flush=int(self._flushing),
-                skipped=int(self.status.skipped),
-                learning_rate=self.lr.rate,
+                **self._calls(),
                 order=self._order,
                 # The last, because a difference above explains a difference here.
                 entries=self.choose(bundle).k,
             )
+
+    def agree_on_step(self, group: Group) -> None:
+        """Raise on every rank of `group` unless all have come to this step by the same calls."""
+        if not group.on_stream and group.size > 1:
+            with uncounted(group):
+                group.agree("shard exchange", step=self.steps, **self._calls())
+
+    def _calls(self) -> dict[str, float]:
+        """Return the effects of `flush`, `detach`, `skip_step` and `follow_lr` on this step."""
+        return {
+            "flush": int(self._flushing),
+            "skipped": int(self.status.skipped),
+            "learning_rate": self.lr.rate,
+        }
 
     def home(self, name: str) -> tuple[Bundle, Slot]:
         """Return the bundle and the slot of a parameter."""

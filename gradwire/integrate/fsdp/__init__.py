@@ -220,8 +220,8 @@ def _open(wire: ShardedWire, root: FSDPModule, device: torch.device) -> None:
     except GradwireError as failure:
         error = failure
     raise_together(shards, error, ConfigError, who=f"shard {{rank}} of {shards.size} failed")
-    fields = wire.config.asdict() | {"parameters": [[s.name, str(s.dtype)] for s in slots]}
-    compare(shards, fields)
+    fields = wire.config.asdict() | wire.status.handshake_settings()
+    compare(shards, fields | {"parameters": [[s.name, str(s.dtype)] for s in slots]})
     wire.shard, wire.shards = shards.rank, shards.size
     wire.engine = Shards(wire, root, wire.units, shards)
 

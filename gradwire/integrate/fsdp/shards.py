@@ -67,7 +67,7 @@ class Shards:
         try:
             parts = unit.parts(flat)
             self._enter(unit)
-        except AttachError as error:
+        except (AttachError, ExchangeError) as error:
             self._give_up(error)
             raise
         bundles = self._wire.by_unit.get(unit.index, [])
@@ -130,6 +130,7 @@ class Shards:
             self._check_drift()
         self.processed = {}
         wire.begin()
+        wire.agree_on_step(self.shards)
         self.begun = True
 
     def _settle_others(self) -> None:
