@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from gradwire.config import Config
 from gradwire.encode.format import MAGIC
-from gradwire.errors import ConfigError
+from gradwire.errors import ConfigError, GradwireError
 from gradwire.ranks.communicator import take
 from gradwire.ranks.group import DistributedGroup, uncounted
 from gradwire.ranks.together import gather_words
@@ -41,8 +41,12 @@ def meet(
     fields["parameters"] = [
         [s.name, list(s.shape), str(s.dtype), list(s.stride), s.unit] for s in slots
     ]
-    with uncounted(group):
-        compare(group, fields)
+    try:
+        with uncounted(group):
+            compare(group, fields)
+    except GradwireError:
+        group.leave(theirs)
+        raise
     return group
 
 

@@ -19,7 +19,7 @@ from gradwire.accumulate.layout import bundle_bytes, is_dense
 from gradwire.accumulate.lr import LrTracker
 from gradwire.accumulate.step_status import StepStatus
 from gradwire.config import Config, configure
-from gradwire.errors import StateError, unknown
+from gradwire.errors import GradwireError, StateError, unknown
 from gradwire.kernels.scan import Piece
 from gradwire.kernels.side_stream import Target, keep_for_stream
 from gradwire.ranks.group import DistributedGroup, Group, uncounted
@@ -109,8 +109,12 @@ class State:
         self._order = _digest_of_order(slots)
         self.clock = Clock(device)
         self.status.open(device)
-        self.rebundle(self._cut())
-        prepare(self.bundles, self.config, group)
+        try:
+            self.rebundle(self._cut())
+            prepare(self.bundles, self.config, group)
+        except GradwireError:
+            self._give_back()
+            raise
         log.info("%r", self)
 
     def _cut(self) -> list[list[Slot]]:
@@ -368,7 +372,11 @@ class State:
 
     def leave(self) -> None:
         """Give the communicators back. Later questions use the model's own."""
-        if self.opened and isinstance(self.group, DistributedGroup):
+        if self.opened:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        if isinstance(self.group, DistributedGroup):
             self.group.leave(self.process_group or dist.group.WORLD)
 
     @torch.no_grad()

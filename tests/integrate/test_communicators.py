@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire.errors import ConfigError
 from gradwire.integrate.ddp import thread as ordered
 from tests.integrate import models, sharded_models
 
@@ -175,6 +176,38 @@ def closed(rank, way, fields):
 def test_close_gives_threads_and_descriptors_back(ranks, way, fields):
     for counts in ranks.run(2, closed, way, fields):
         # Fewer are allowed: what an earlier test left may go meanwhile.
+        for before, after in itertools.pairwise(counts[1:]):
+            assert all(b >= a for b, a in zip(before, after, strict=True)), counts
+
+
+REFUSED = {
+    "fields differ": lambda rank, net: gradwire.attach(
+        DistributedDataParallel(net), density=0.1 + 0.1 * rank
+    ),
+    "a rule without a parameter": lambda rank, net: gradwire.attach(
+        DistributedDataParallel(net), density=0.1, dense=("nothing*",)
+    ),
+    "local steps differ": lambda rank, net: gradwire.local_steps(
+        net, torch.optim.SGD(net.parameters(), lr=0.1), every=1 + rank
+    ),
+}
+
+
+def refused(rank, way):
+    """What the process holds after each attempt to attach."""
+    counts = []
+    for _ in range(ROUNDS):
+        with pytest.raises(ConfigError):
+            REFUSED[way](rank, models.model())
+        dist.barrier()
+        counts.append(held())
+    return counts
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts in /proc")
+@pytest.mark.parametrize("way", REFUSED)
+def test_a_refused_attach_gives_them_back_too(ranks, way):
+    for counts in ranks.run(2, refused, way):
         for before, after in itertools.pairwise(counts[1:]):
             assert all(b >= a for b, a in zip(before, after, strict=True)), counts
 

@@ -219,9 +219,15 @@ def _open(wire: ShardedWire, root: FSDPModule, device: torch.device) -> None:
         wire.open(slots, device, group)
     except GradwireError as failure:
         error = failure
-    raise_together(shards, error, ConfigError, who=f"shard {{rank}} of {shards.size} failed")
     fields = wire.config.asdict() | wire.status.handshake_settings()
-    compare(shards, fields | {"parameters": [[s.name, str(s.dtype)] for s in slots]})
+    try:
+        raise_together(shards, error, ConfigError, who=f"shard {{rank}} of {shards.size} failed")
+        compare(shards, fields | {"parameters": [[s.name, str(s.dtype)] for s in slots]})
+    except GradwireError:
+        shards.leave(shard_group)
+        if error is None:
+            group.leave(wire.process_group)
+        raise
     wire.shard, wire.shards = shards.rank, shards.size
     wire.engine = Shards(wire, root, wire.units, shards)
 
