@@ -1,5 +1,6 @@
 """Whether a saved state is whole: every type, length and index, before anything is changed."""
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,11 +10,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwire.accumulate.layout import assign_offsets, is_dense, is_packed, size_of
-from gradwire.errors import StateError
+from gradwire.errors import StateError, one_line
 from gradwire.types import Slot
 
 LIKE_PARAMETER = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "sum"}
 """What torch's optimisers keep in the shape of the parameter; others may keep it factored."""
+SQUARES = {"exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum"}
 MOST = 2**48
 """More steps, or ranks, than there can have been."""
 MANY, DEEP = 2**22, 32
@@ -154,6 +156,40 @@ def check_optimizer(saved: Any, optimizer: Optimizer, kind: Any = None) -> None:
         raise StateError("the state's optimiser remembers parameters that it has not")
     for index, values in saved["state"].items():
         _check_moments(index, values, by_place[index])
+    names = {frozenset(values) for values in saved["state"].values()}
+    if len(names) > 1:
+        odd = sorted(map(str, frozenset.union(*names) - frozenset.intersection(*names)))
+        raise StateError(f"the optimiser's state has {odd[0]!r} for some parameters only")
+    _rehearse(saved, optimizer)
+
+
+def _rehearse(saved: Mapping[str, Any], optimizer: Optimizer) -> None:
+    """Raises StateError unless a copy of the optimiser takes the state, with settings of its kind.
+
+    torch's own load_state_dict takes any setting, and fails at the next step.
+    """
+    # A shallow copy has no hooks, and load_state_dict gives it a state and groups of its own.
+    other = copy.copy(optimizer)
+    try:
+        other.load_state_dict({**saved})
+    except Exception as error:  # of every kind, as the state is
+        raise StateError(f"the optimiser does not take its state: {one_line(error)}") from error
+    for group in other.param_groups:
+        for key, default in optimizer.defaults.items():
+            if key not in group or not _is_setting(group[key], default):
+                found = group.get(key)
+                raise StateError(f"{key!r} of the state's optimiser cannot be {found!r:.60}")
+
+
+def _is_setting(value: Any, like: Any) -> bool:
+    """Return True if the value is a setting of the same kind, and finite."""
+    if isinstance(like, list | tuple):
+        alike = isinstance(value, list | tuple) and len(value) == len(like)
+        return alike and all(map(_is_setting, value, like))
+    if isinstance(like, int | float | Tensor) and not isinstance(like, bool):
+        number = isinstance(value, int | float) or (isinstance(value, Tensor) and value.dim() == 0)
+        return number and math.isfinite(value)
+    return not isinstance(value, str) or isinstance(like, str)
 
 
 def _is_places(params: Any) -> bool:
@@ -164,9 +200,17 @@ def _check_moments(place: Any, values: Any, parameter: Tensor) -> None:
     if not isinstance(values, Mapping):
         raise StateError(f"the optimiser's state of parameter {place} must be values by name")
     for key, value in values.items():
-        if not isinstance(value, Tensor):
-            continue
         what = f"{key!r} of the optimiser's parameter {place}"
+        if not isinstance(value, Tensor):
+            if key in LIKE_PARAMETER and value is not None:
+                raise StateError(f"{what} must be a tensor, got {_words(value)}")
+            if key == "step" and not _is_setting(value, 0.0):
+                raise StateError(f"{what} must be a number, got {_words(value)}")
+            continue
+        if value.layout != torch.strided or (key == "step" and value.numel() != 1):
+            raise StateError(f"{what} cannot be {_words(value)}")
+        if key in SQUARES and not bool((value >= 0).all()):
+            raise StateError(f"{what} holds values below 0, and is of squares")
         if key in LIKE_PARAMETER and value.shape != parameter.shape:
             raise StateError(
                 f"{what} has shape {tuple(value.shape)}, the parameter's is "

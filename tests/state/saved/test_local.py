@@ -151,6 +151,38 @@ FORGED = {
         _spoil("local", "velocity", value=torch.zeros(3)),
         ".pt: RuntimeError",
     ),
+    "a rate that is no number": (
+        _spoil("local", "optimizer", "param_groups", 0, "lr", value=float("nan")),
+        "'lr' of the state's optimiser cannot be nan",
+    ),
+    "a rate that is a word": (
+        _spoil("local", "optimizer", "param_groups", 0, "lr", value="much"),
+        "'lr' of the state's optimiser cannot be 'much'",
+    ),
+    "no betas": (
+        _without("local", "optimizer", "param_groups", 0, "betas"),
+        "'betas' of the state's optimiser cannot be None",
+    ),
+    "a beta too many": (
+        _spoil("local", "optimizer", "param_groups", 0, "betas", value=(0.9, 0.9, 0.9)),
+        "'betas' of the state's optimiser cannot be (0.9, 0.9, 0.9)",
+    ),
+    "a moment of one parameter is gone": (
+        _without("local", "optimizer", "state", 0, "exp_avg_sq"),
+        "the optimiser's state has 'exp_avg_sq' for some parameters only",
+    ),
+    "a moment is a word": (
+        _spoil("local", "optimizer", "state", 0, "exp_avg", value="much"),
+        "'exp_avg' of the optimiser's parameter 0 must be a tensor, got str",
+    ),
+    "squares below zero": (
+        _spoil("local", "optimizer", "state", 0, "exp_avg_sq", value=-torch.ones(7, 31)),
+        "'exp_avg_sq' of the optimiser's parameter 0 holds values below 0",
+    ),
+    "steps of the optimiser are gone": (
+        _spoil("local", "optimizer", "state", value={0: {"exp_avg": torch.zeros(7, 31)}}),
+        "the optimiser does not take its state: KeyError: 'step'",
+    ),
     "inner steps": (_spoil("local", "inner_steps", value=2**62), "inner_steps must be a whole"),
     "steps": (_spoil("steps", value=2**62), "steps must be a whole number of at most 2**48"),
     "stretched moment": (
