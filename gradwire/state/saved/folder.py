@@ -29,7 +29,7 @@ from gradwire.state.saved.manifest import (
     refuse_pipe,
     write_manifest,
 )
-from gradwire.state.saved.plain import check, check_rank, in_common, settle_saved
+from gradwire.state.saved.plain import IN_COMMON, check, check_rank, in_common, settle_saved
 
 if TYPE_CHECKING:
     from gradwire.state.state import State
@@ -202,8 +202,7 @@ def _read_checked(
 
 def _differs(first: Sequence[str], other: Sequence[str]) -> str:
     """What two parts of one checkpoint do not have in common; nothing where they fit."""
-    names = ("run", "config", "order of parameters")
-    pairs = zip(names, first, other, strict=True)
+    pairs = zip(IN_COMMON, first, other, strict=True)
     return next((name for name, a, b in pairs if a != b), "")
 
 

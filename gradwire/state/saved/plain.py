@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from gradwire.state.state import State
 
 VERSION = 1
+IN_COMMON = ("run", "config", "learning rate or flush", "shared weights", "order of parameters")
+"""What the parts of one checkpoint have in common. The order is last: it differs between shards."""
 
 
 @torch.no_grad()
@@ -136,16 +138,28 @@ def check(state: "State", saved: Mapping[str, Any]) -> None:
 
 
 def in_common(saved: Mapping[str, Any]) -> list[str]:
-    """Digests of what all ranks' parts say alike: their run, config, and how the model is cut."""
+    """Digests of what all ranks' parts say alike, in the order of IN_COMMON."""
     words = [
         json.dumps(what, sort_keys=True, default=repr)
         for what in (
             [saved.get("run"), saved["steps"]],
             dict(saved["config"]),
+            [saved.get("worth"), bool(saved.get("flush"))],
+            _shared(saved.get("local", {})),
             saved["bundles"],
         )
     ]
     return [hashlib.sha256(text.encode()).hexdigest() for text in words]
+
+
+def _shared(local: Mapping[str, Any]) -> list[Any]:
+    """Return what local steps keep alike on all ranks, tensors as their sha256."""
+    out: list[Any] = [local.get("inner_steps")]
+    for what in ("reference", "velocity"):
+        for name, tensor in sorted(local.get(what, {}).items()):
+            content = tensor.detach().contiguous().cpu().numpy().tobytes()
+            out.append([what, name, hashlib.sha256(content).hexdigest()])
+    return out
 
 
 def restore(state: "State", saved: Mapping[str, Any]) -> None:

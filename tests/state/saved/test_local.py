@@ -298,3 +298,31 @@ def test_the_two_ways_of_attaching_are_told_apart():
     state = cluster.state_dict()["workers"][0]
     with pytest.raises(StateError, match="this state is of local_steps"):
         cluster._states[0].load_state_dict({**state, "local": {}})
+
+
+APART = {
+    "other shared weights": (_spoil("local", "reference", "b.bias", value=torch.ones(5)), "shared"),
+    "another outer velocity": (_spoil("local", "velocity", "b.bias", value=torch.ones(5)), "shared"),
+    "another factor": (_spoil("worth", value=[0.0, 2.0]), "learning rate or flush"),
+}
+
+
+def loaded_apart(rank, folder):
+    saved(rank, folder)
+    dist.barrier()
+    out = {}
+    for name, (change, _) in APART.items():
+        bad = Path(folder) / name
+        if rank == 0:
+            change(forge.copied(Path(folder) / "good", bad))
+            forge.reseal(bad)
+        dist.barrier()
+        out[name] = attempt(made(0), bad)
+    return out
+
+
+def test_parts_that_are_right_alone_and_not_together(ranks, tmp_path):
+    for found in ranks.run(2, loaded_apart, str(tmp_path)):
+        for name, (error, unchanged) in found.items():
+            assert f"the parts of ranks 0 and 1 differ in their {APART[name][1]}" in error
+            assert unchanged, name
