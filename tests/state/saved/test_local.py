@@ -302,7 +302,10 @@ def test_the_two_ways_of_attaching_are_told_apart():
 
 APART = {
     "other shared weights": (_spoil("local", "reference", "b.bias", value=torch.ones(5)), "shared"),
-    "another outer velocity": (_spoil("local", "velocity", "b.bias", value=torch.ones(5)), "shared"),
+    "another outer velocity": (
+        _spoil("local", "velocity", "b.bias", value=torch.ones(5)),
+        "shared",
+    ),
     "another factor": (_spoil("worth", value=[0.0, 2.0]), "learning rate or flush"),
 }
 
