@@ -12,7 +12,7 @@ WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, len(os.sched_getaffinit
 # Packages are installed without their bytecode; what is compiled when it is imported is kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-library test-workbench lint check docs fuzz faults clean
+.PHONY: demo test test-library test-workbench lint check docs fuzz faults compat clean
 
 demo: $(VENV)/.ready
 	$(BIN)/gradwire train --model lenet5 --method topk --density 0.01 --workers 4 --compare dense --out runs/demo --overwrite
@@ -49,6 +49,11 @@ fuzz: $(VENV)/.ready
 faults: $(VENV)/.ready
 	$(BIN)/python -m faults $(KEEP)
 
+# The integration tests under the oldest and the newest torch, and the table of docs/torch-versions.md.
+# 6 GB and about six minutes per release, in .compat; VERSIONS="2.12 2.14" for others.
+compat: $(VENV)/.ready
+	$(BIN)/python -m compat $(VERSIONS)
+
 # --no-compile: Python compiles what is imported, when it is, a small part of 20,000 files.
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -58,4 +63,4 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) runs build site *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .compat runs build site *.egg-info .pytest_cache .ruff_cache .hypothesis

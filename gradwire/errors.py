@@ -33,7 +33,7 @@ class DriftError(GradwireError, RuntimeError):
 
 
 class VersionError(GradwireError, ImportError):
-    """Package that an integration needs, and that is missing or too old."""
+    """Package, or part of torch, that is needed and that is missing or of another release."""
 
 
 class LabError(GradwireError, RuntimeError):

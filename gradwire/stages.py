@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.autograd import profiler
 
+from gradwire.torch_internals import is_profiled, raw_stream
+
 STAGES = ("accumulate", "compress", "encode", "exchange", "decode")
 
 _FIRST, _EVERY = 8, 8
@@ -61,7 +63,7 @@ class Clock:
 
     def _stream(self) -> torch.cuda.Stream:
         """Return the current stream; torch.cuda.current_stream takes 4 times as long as a mark."""
-        number = torch._C._cuda_getCurrentRawStream(self.device.index or 0)
+        number = raw_stream(self.device.index or 0)
         stream = self._streams.get(number)
         if stream is None:
             stream = self._streams[number] = torch.cuda.current_stream(self.device)
@@ -121,7 +123,7 @@ class stage:
 
     def __enter__(self) -> None:
         self._range = None
-        if getattr(profiler, "_is_profiler_enabled", True):
+        if is_profiled():
             self._range = profiler.record_function(f"gradwire::{self._name}")
             self._range.__enter__()
         self._clock = _clock.get()

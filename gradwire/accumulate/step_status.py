@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwire.accumulate.delivery import Pending
+from gradwire.torch_internals import overflows_of, scale_of
 
 
 class StepStatus:
@@ -59,7 +60,7 @@ class StepStatus:
         self.scale = self._current_scale()
         self._old_scale = None
         if self._is_on:
-            self._found = self.scaler._per_optimizer_states
+            self._found = overflows_of(self.scaler)
 
     def handshake_settings(self) -> dict[str, object]:
         """Return the settings that ranks compare in their handshake."""
@@ -114,7 +115,7 @@ class StepStatus:
         """Return a copy of the GradScaler's scale on the device; the original changes in place."""
         if not self._is_on:
             return None
-        scale = self.scaler._scale
+        scale = scale_of(self.scaler)
         return None if scale is None else scale.detach().to(self._device, torch.float32).clone()
 
     def close(self) -> None:

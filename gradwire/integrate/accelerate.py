@@ -16,6 +16,7 @@ from gradwire.integrate.adam import warn_of_adam
 from gradwire.integrate.attached import Attached
 from gradwire.integrate.versions import require
 from gradwire.state.saved import folder as checkpoint
+from gradwire.torch_internals import uncompiled
 
 require("accelerate")
 
@@ -109,7 +110,7 @@ def _inner(accelerator: object, model: object) -> nn.Module:
             "Accelerate runs one process here, so there is nothing to exchange: start the script "
             "with torchrun --nproc-per-node 2, or leave attach out"
         )
-    module = getattr(model, "_orig_mod", model)
+    module = uncompiled(model)
     if not getattr(model, "_is_accelerate_prepared", False):
         raise AttachError(
             f"this {type(model).__name__} is not prepared: call model = accelerator.prepare(model) "

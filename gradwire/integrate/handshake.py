@@ -13,6 +13,7 @@ from gradwire.errors import ConfigError, GradwireError
 from gradwire.ranks.communicator import take
 from gradwire.ranks.group import DistributedGroup, uncounted
 from gradwire.ranks.together import gather_words
+from gradwire.torch_internals import backend_of, set_timeout
 from gradwire.types import Slot
 from gradwire.version import __version__
 
@@ -56,11 +57,11 @@ def _urgent(group: dist.ProcessGroup, device: torch.device, timeout: timedelta) 
     if device.type != "cuda" or "," in dist.get_backend_config(group):
         return None
     kind = getattr(dist, "ProcessGroupNCCL", None)
-    theirs = getattr(group._get_backend(device), "options", None)
+    theirs = getattr(backend_of(group, device), "options", None)
     if kind is None or not isinstance(theirs, kind.Options):
         return None
     options = kind.Options(is_high_priority_stream=True)
-    options._timeout = timeout
+    set_timeout(options, timeout)
     return options
 
 

@@ -15,6 +15,7 @@ from gradwire.errors import ConfigError, StateError, unknown
 from gradwire.integrate.handshake import meet
 from gradwire.integrate.loop import average, slots_of
 from gradwire.integrate.refuse import refuse_for_local_steps
+from gradwire.integrate.versions import note_torch
 from gradwire.ranks.group import Group, uncounted
 from gradwire.state.names import parameter_names
 from gradwire.state.saved.check import check_alike, check_count, check_optimizer
@@ -264,6 +265,7 @@ def local_steps(
     them. A collective call: ranks start from rank 0's weights. `group` are the ranks: a process
     group, or a virtual worker's. Takes 8 bytes a parameter, and 4 more with outer momentum.
     """
+    note_torch()
     refuse_for_local_steps(model, optimizer)
     if not isinstance(every, int) or isinstance(every, bool) or every < 1:
         raise ConfigError(f"every must be a whole number of at least 1, got {every!r}")

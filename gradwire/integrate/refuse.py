@@ -8,6 +8,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gradwire.errors import AttachError
+from gradwire.torch_internals import (
+    divides_by_all_ranks,
+    has_python_reducer,
+    is_joining,
+    steps_in_backward,
+    takes_step_hooks,
+    uncompiled,
+)
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -24,7 +32,7 @@ def is_sharded(model: object) -> bool:
 
 def unwrap(model: object) -> DistributedDataParallel:
     """The DDP module inside `model`, which may be compiled; anything else is refused."""
-    inner = getattr(model, "_orig_mod", model)
+    inner = uncompiled(model)
     if isinstance(inner, DistributedDataParallel):
         return inner
     hint = "wrap it first: ddp = DistributedDataParallel(model)"
@@ -46,7 +54,7 @@ def refuse_unsupported(ddp: DistributedDataParallel) -> None:
             "DDP's mixed_precision reduces gradients in another dtype behind the hook; use "
             "torch.autocast instead"
         )
-    if getattr(ddp, "_use_python_reducer", False):
+    if has_python_reducer(ddp):
         raise AttachError(
             "DDP's python_reducer passes hooks no bucket; set torch._dynamo.config.optimize_ddp "
             "to 'ddp_optimizer'"
@@ -62,7 +70,7 @@ def refuse_unsupported(ddp: DistributedDataParallel) -> None:
     for name, parameter in ddp.module.named_parameters():
         if not parameter.requires_grad:
             continue
-        if hasattr(parameter, "_in_backward_optimizers"):
+        if steps_in_backward(parameter):
             raise AttachError(
                 f"{name}: its optimizer runs in the backward pass, before gradients are averaged"
             )
@@ -76,8 +84,7 @@ def refuse_optimizer(optimizer: object, scaler: object) -> None:
     """Raises AttachError unless it can be seen which of the scaler's steps the optimiser takes."""
     if scaler is None:
         raise AttachError("optimizer says which steps of a GradScaler count: give scaler= too")
-    # A wrapper such as Accelerate's is an Optimizer by name only.
-    if not isinstance(optimizer, Optimizer) or not hasattr(optimizer, "_optimizer_step_post_hooks"):
+    if not isinstance(optimizer, Optimizer) or not takes_step_hooks(optimizer):
         raise AttachError(
             f"optimizer must be the torch.optim.Optimizer that scaler.step calls, got "
             f"{type(optimizer).__name__}: give the one inside a wrapper"
@@ -117,7 +124,7 @@ def refuse_for_local_steps(model: object, optimizer: object) -> None:
 
 def refuse_shrinking_join(ddp: DistributedDataParallel | None) -> None:
     """Raises when Join divides by the ranks that are left: the mean here is over all of them."""
-    if ddp is not None and getattr(ddp, "_divide_by_initial_world_size", True) is False:
+    if ddp is not None and not divides_by_all_ranks(ddp):
         raise AttachError(
             "Join(..., divide_by_initial_world_size=False) is not supported: gradwire's mean is "
             "over all ranks; use True"
@@ -126,5 +133,5 @@ def refuse_shrinking_join(ddp: DistributedDataParallel | None) -> None:
 
 def refuse_watched_join(ddp: DistributedDataParallel | None) -> None:
     """Raises inside Join: a rank that has joined takes no steps, and so differs until the end."""
-    if ddp is not None and ddp._join_config.enable:
+    if ddp is not None and is_joining(ddp):
         raise AttachError("watch does not work inside Join, where replicas differ: use watch=0")

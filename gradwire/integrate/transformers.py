@@ -14,6 +14,7 @@ from gradwire.integrate.adam import warn_of_adam
 from gradwire.integrate.ddp import Wire
 from gradwire.integrate.versions import require
 from gradwire.state.saved import folder as checkpoint
+from gradwire.torch_internals import uncompiled
 
 require("transformers")
 require("accelerate")
@@ -74,13 +75,13 @@ class GradwireCallback(TrainerCallback):
                 "search without gradwire and attach for the training"
             )
         model = self._trainer.model_wrapped
-        if not isinstance(getattr(model, "_orig_mod", model), DistributedDataParallel):
+        if not isinstance(uncompiled(model), DistributedDataParallel):
             raise AttachError(
                 f"the Trainer made a {type(model).__name__} of its model, attach needs "
                 f"DistributedDataParallel: start with torchrun, without fsdp or deepspeed"
             )
         # `train` called again keeps the wrapped model, and with it the wire and its residuals.
-        if self.wire is None or self.wire.ddp() is not getattr(model, "_orig_mod", model):
+        if self.wire is None or self.wire.ddp() is not uncompiled(model):
             scaler = self._trainer.accelerator.scaler
             wire = ddp.attach(model, self._config, scaler=scaler, **self._fields)
             self.wire = cast(Wire, wire)

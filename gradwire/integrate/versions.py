@@ -7,27 +7,17 @@ from importlib import metadata
 import torch
 
 from gradwire.errors import VersionError
+from gradwire.torch_internals import KNOWN_TORCH, check_steps, torch_is_unknown
 
 OLDEST = {"lightning": "2.6", "accelerate": "1.15", "transformers": "5.22"}
 """What the extras of the package ask for; docs/integrations.md has the releases that CI tests."""
 
-KNOWN_TORCH = (2, 11), (2, 15)
-"""The oldest and the newest with which the tests have passed."""
-
 
 def note_torch() -> None:
-    """Warn, in one line, of a torch that is older or newer than all that were tested."""
+    """Warn, in one line, of a torch that was not tested; raise for one that lacks a name."""
     if not KNOWN_TORCH[0] <= _numbers(torch.__version__) <= KNOWN_TORCH[1]:
         warnings.warn(torch_is_unknown(), stacklevel=3)
-
-
-def torch_is_unknown() -> str:
-    """What there is to say of a torch with which gradwire was not tested."""
-    oldest, newest = (".".join(map(str, version)) for version in KNOWN_TORCH)
-    return (
-        f"torch {torch.__version__} is not known to this gradwire, which was tested with {oldest} "
-        f"to {newest}: if anything looks odd, take one of those"
-    )
+    check_steps()
 
 
 def require(package: str) -> None:

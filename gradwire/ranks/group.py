@@ -15,6 +15,7 @@ from gradwire.errors import ExchangeError
 from gradwire.ranks.communicator import give_back, take
 from gradwire.ranks.liveness import roll_call, sign
 from gradwire.stages import stage
+from gradwire.torch_internals import backend_of
 
 Collective = Callable[..., Any]
 Moves = Sequence[tuple[Tensor, int]]
@@ -164,13 +165,12 @@ def _number(bits: int, like: float) -> float:
 
 
 def enqueues(process_group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Whether this group's backend for `device` works on the device's stream, as NCCL's all do.
-
-    torch has several of them (nccl, nccl2, nccl-lazy) and more may come. What can coalesce
-    collectives into one launch has a stream; Gloo, which has none, cannot.
-    """
-    backend = process_group._get_backend(device)
-    return backend.name().startswith("nccl") or bool(getattr(backend, "supports_coalescing", False))
+    """Return True if the group's backend enqueues collectives on the stream of `device`."""
+    # No backend says so itself. Only a backend that enqueues can join collectives into one launch:
+    # nccl, nccl2 and nccl-lazy can, Gloo cannot, and a wrapper answers for what it wraps.
+    # torch asks the same before it joins sends and receives. Names say nothing: anybody can
+    # register a backend under any name.
+    return bool(getattr(backend_of(process_group, device), "supports_coalescing", False))
 
 
 class DistributedGroup(Group):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-import torch.distributed as dist
+from gradwire.torch_internals import default_store
 
 PATIENCE = 2.0
 BEAT = 0.02
@@ -14,7 +14,7 @@ BEAT = 0.02
 
 def sign(group: str, rank: int) -> None:
     """Leaves word that `rank` of `group` is alive and has stopped."""
-    _briefly(lambda: _store().set(_key(group, rank), "1"))
+    _briefly(lambda: default_store().set(_key(group, rank), "1"))
 
 
 def roll_call(group: str, size: int) -> str:
@@ -35,7 +35,7 @@ def roll_call(group: str, size: int) -> str:
 def _silent(group: str, size: int) -> list[int]:
     end = time.monotonic() + PATIENCE
     while True:
-        silent = [r for r in range(size) if not _store().check([_key(group, r)])]
+        silent = [r for r in range(size) if not default_store().check([_key(group, r)])]
         if not silent or time.monotonic() > end:
             return silent
         time.sleep(BEAT)
@@ -57,8 +57,3 @@ def _key(group: str, rank: int) -> str:
     # torchrun's store may be the same after a restart: what was signed before must not count.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return f"gradwire/stopped/{attempt}/{group}/{rank}"
-
-
-def _store() -> dist.Store:
-    # torch has no public way to the store that init_process_group was given or has made.
-    return dist.distributed_c10d._get_default_store()

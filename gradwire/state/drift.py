@@ -11,6 +11,7 @@ from gradwire.errors import ConfigError, DriftError
 from gradwire.hashing import splitmix64_
 from gradwire.ranks.group import Group
 from gradwire.state.names import plain_name, unwrapped
+from gradwire.torch_internals import ignored_names
 
 WORDS_CPU, WORDS_GPU = 2**16, 2**22
 """Words per pass: as many as a core's cache holds; on GPUs enough to hide the launch."""
@@ -83,7 +84,7 @@ class Watch:
     def _watched(self) -> dict[str, Tensor]:
         model = self._model()
         assert model is not None, "a step of a model that is gone"
-        ignored = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
+        ignored = ignored_names(model)
         return {plain_name(n): p for n, p in model.named_parameters() if n not in ignored}
 
 

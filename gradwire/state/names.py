@@ -2,6 +2,8 @@
 
 from torch import nn
 
+from gradwire.torch_internals import COMPILED, uncompiled
+
 
 def parameter_names(model: nn.Module) -> dict[int, str]:
     """Return id(parameter) -> plain name of each parameter that needs a gradient."""
@@ -14,7 +16,7 @@ def parameter_names(model: nn.Module) -> dict[int, str]:
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the model inside torch.compile and DDP."""
-    while isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+    while (inner := uncompiled(model)) is not model and isinstance(inner, nn.Module):
         model = inner
     if isinstance(model, nn.parallel.DistributedDataParallel):
         model = model.module
@@ -23,4 +25,4 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 def plain_name(name: str) -> str:
     """Return a parameter's name without what torch.compile adds."""
-    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+    return ".".join(part for part in name.split(".") if part != COMPILED)

@@ -14,6 +14,7 @@ import pytest
 
 from gradwire.errors import VersionError
 from gradwire.integrate import versions
+from gradwire.torch_internals import KNOWN_TORCH, tested_range
 from tests.integrate import trainers
 
 
@@ -65,7 +66,13 @@ def table():
 @pytest.mark.parametrize("package", ["torch", "lightning", "accelerate", "transformers", "ray"])
 def test_table_of_tested_versions_is_true(package):
     oldest, tested = table()[package]
-    assert tested == metadata.version(package).partition("+")[0]
+    installed = metadata.version(package).partition("+")[0]
+    if package == "torch":
+        assert tested == tested_range()
+        release = tuple(int(number) for number in installed.split(".")[:2])
+        assert KNOWN_TORCH[0] <= release <= KNOWN_TORCH[1]
+    else:
+        assert tested == installed
     asked = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = asked["optional-dependencies"].get(package, [])
     wanted = [re.sub(r"\[.*\]", "", line) for line in [*asked["dependencies"], *extras]]

@@ -4,9 +4,11 @@ import warnings
 
 import pytest
 import torch
+from torch.distributed.fsdp import FSDPModule
 
-from gradwire.errors import AttachError
-from gradwire.integrate import fsdp, versions
+import gradwire
+from gradwire.errors import VersionError
+from gradwire.integrate import versions
 from tests.integrate import sharded_models
 
 
@@ -31,24 +33,34 @@ def test_a_torch_that_is_not_known(monkeypatch, version, known):
     assert all(version in line and "2.11 to 2.15" in line for line in lines)
 
 
-def changed(rank):
-    """What attach says where FSDP2 has renamed what gradwire reads."""
-    axes = sharded_models.mesh()
-    net = sharded_models.sharded(sharded_models.model(), axes["shard"])
-    kept = fsdp.units_of
-    fsdp.units_of = lambda model: model.no_such_thing
+def without(rank, kind):
+    """What attach says where torch lacks a name: in a step of DDP, or for FSDP2's records."""
+    if kind == "ddp":
+        model, group, home, name = ddp_model(), None, torch, "_foreach_copy_"
+    else:
+        axes = sharded_models.mesh()
+        model = sharded_models.sharded(sharded_models.model(), axes["shard"])
+        group, home, name = axes["replicate"].get_group(), FSDPModule, "_get_fsdp_state"
+    kept = getattr(home, name)
+    delattr(home, name)
     try:
-        fsdp.attach_sharded(net, None, axes["replicate"].get_group(), {})
-    except AttachError as error:
+        gradwire.attach(model, replicate_group=group, density=0.5)
+    except VersionError as error:
         return str(error)
     finally:
-        fsdp.units_of = kept
+        setattr(home, name, kept)
     return "attached"
 
 
-def test_another_fsdp_is_one_line(ranks):
-    for said in ranks.run(4, changed):
-        assert "FSDP2 is not as gradwire knows it" in said
-        assert "no_such_thing" in said
+def ddp_model():
+    return torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 4))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("ddp", "torch._foreach_copy_"), ("fsdp", "FSDPModule._get_fsdp_state")]
+)
+def test_a_torch_without_a_name_is_one_line_at_attach(ranks, kind, name):
+    for said in ranks.run(4, without, kind):
+        assert said.startswith(f"torch {torch.__version__} has no {name}, which gradwire relies on")
         assert "2.11 to 2.15" in said
         assert "\n" not in said

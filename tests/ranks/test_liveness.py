@@ -12,7 +12,7 @@ from gradwire.ranks import liveness as roll
 @pytest.fixture
 def store(monkeypatch):
     store = dist.HashStore()
-    monkeypatch.setattr(roll, "_store", lambda: store)
+    monkeypatch.setattr(roll, "default_store", lambda: store)
     monkeypatch.setattr(roll, "PATIENCE", 0.2)
     return store
 
@@ -44,7 +44,7 @@ def test_a_store_that_does_not_answer_is_not_waited_for(monkeypatch, kind):
         done.wait()
         raise RuntimeError("at last")
 
-    monkeypatch.setattr(roll, "_store", broken)
+    monkeypatch.setattr(roll, "default_store", broken)
     monkeypatch.setattr(roll, "PATIENCE", 0.2)
     begin = time.monotonic()
     roll.sign("g", 0)

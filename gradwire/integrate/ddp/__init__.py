@@ -27,6 +27,7 @@ from gradwire.integrate.refuse import (
 from gradwire.integrate.versions import note_torch
 from gradwire.plan.auto import split_bounds
 from gradwire.state.state import State
+from gradwire.torch_internals import has_hook, reduced_parameters
 
 _ports: "weakref.WeakKeyDictionary[DistributedDataParallel, Port]" = weakref.WeakKeyDictionary()
 
@@ -94,7 +95,7 @@ def attach(
     note_torch()
     refuse_unsupported(module)
     port = _ports.get(module)
-    if port is None and getattr(module, "_comm_hooks", None):
+    if port is None and has_hook(module):
         raise AttachError("this model has a communication hook already, and DDP takes only one")
     if port is not None and port.wire is not None:
         raise AttachError(
@@ -151,9 +152,5 @@ def ddp_hook(state: State, bucket: dist.GradBucket) -> Future[Tensor]:
 
 
 def _parameters(module: DistributedDataParallel) -> list[nn.Parameter]:
-    """Those that DDP reduces, the last layer's first: the order in which gradients are expected.
-
-    Only DDP knows which it was told to ignore: its own list is asked for, private as it is.
-    """
-    parameters, _ = module._build_params_for_reducer()
-    return list(reversed(parameters))
+    """Return those that DDP reduces, the last layer's first, as gradients are expected."""
+    return list(reversed(reduced_parameters(module)))

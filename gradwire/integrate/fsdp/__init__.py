@@ -11,19 +11,28 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from gradwire.accumulate import Bundle
 from gradwire.config import Config
-from gradwire.errors import AttachError, ConfigError, GradwireError, one_line
+from gradwire.errors import AttachError, ConfigError, GradwireError
 from gradwire.integrate.adam import warn_of_adam
 from gradwire.integrate.attached import Attached
 from gradwire.integrate.fsdp.axes import check_axes, group_of, own_group
 from gradwire.integrate.fsdp.shards import Shards
 from gradwire.integrate.fsdp.units import Unit, sharded_parameters, units_of
 from gradwire.integrate.handshake import compare, meet
-from gradwire.integrate.versions import note_torch, torch_is_unknown
+from gradwire.integrate.versions import note_torch
 from gradwire.ranks.group import DistributedGroup
 from gradwire.ranks.together import raise_together
 from gradwire.state.drift import Watch
 from gradwire.state.names import unwrapped
 from gradwire.state.saved import sharded
+from gradwire.torch_internals import (
+    all_reduce_hook,
+    check_sharded_steps,
+    device_of,
+    module_of,
+    shard,
+    shard_group,
+    shard_size,
+)
 from gradwire.types import Slot
 
 
@@ -66,7 +75,7 @@ class ShardWatch(Watch):
         model = self._model()
         assert model is not None, "a step of a model that is gone"
         parameters = sharded_parameters(model)
-        return {name: p.sharded_param.to_local() for name, p in parameters.items()}
+        return {name: shard(p).to_local() for name, p in parameters.items()}
 
 
 class ShardedWire(Attached):
@@ -112,7 +121,7 @@ class ShardedWire(Attached):
 
     def leave(self) -> None:
         super().leave()
-        self.engine.shards.leave(self.units[0].group.mesh_info.shard_process_group)
+        self.engine.shards.leave(shard_group(self.units[0].group))
 
     def _waits(self, taken: bool) -> bool:
         """By unit, not by what is kept here: a shard that holds nothing waits with the others."""
@@ -130,7 +139,7 @@ class ShardedWire(Attached):
         for unit in self.units:
             for place in unit.places:
                 if place.name == name and not place.numel:
-                    size = place.parameter.sharded_size
+                    size = shard_size(place.parameter)
                     return torch.zeros(size, dtype=torch.float32, device=self.device)
         return super().residual(name)
 
@@ -152,15 +161,11 @@ def attach_sharded(
     """See `attach`."""
     root = _root(model)
     note_torch()
-    try:
-        units = units_of(root)
-    except AttributeError as error:
-        raise AttachError(
-            f"FSDP2 is not as gradwire knows it ({one_line(error)}); {torch_is_unknown()}"
-        ) from error
+    check_sharded_steps(root)
+    units = units_of(root)
     replicas = group_of(replicate_group)
-    device = units[0].group.device
-    check_axes(replicas, units[0].group.mesh_info.shard_process_group, device)
+    device = device_of(units[0].group)
+    check_axes(replicas, shard_group(units[0].group), device)
     _refuse_hooked(units)
     wire = ShardedWire(root, units, config, process_group=replicas, **fields)
     _open(wire, root, device)
@@ -169,7 +174,7 @@ def attach_sharded(
         warn_of_adam(wire, [fields["optimizer"]])
     port = Port(replicas, wire)
     for unit in units:
-        unit.group.modules[0].set_all_reduce_hook(Hook(port, unit.index))
+        module_of(unit.group).set_all_reduce_hook(Hook(port, unit.index))
     return wire
 
 
@@ -191,7 +196,7 @@ def _root(model: object) -> Any:
 
 def _refuse_hooked(units: Sequence[Unit]) -> None:
     for unit in units:
-        hook = unit.group._all_reduce_hook
+        hook = all_reduce_hook(unit.group)
         if isinstance(hook, Hook) and hook.port.wire is not None:
             raise AttachError(
                 "this model is attached already: call wire.detach() and take a step first"
@@ -205,8 +210,8 @@ def _refuse_hooked(units: Sequence[Unit]) -> None:
 def _open(wire: ShardedWire, root: FSDPModule, device: torch.device) -> None:
     """Meet the replicas, then the other shards; an error on one rank is an error on all."""
     slots = [slot for unit in wire.units for slot in unit.slots()]
-    shard_group = wire.units[0].group.mesh_info.shard_process_group
-    shards = own_group(shard_group, device, timedelta(seconds=wire.config.timeout))
+    holders = shard_group(wire.units[0].group)
+    shards = own_group(holders, device, timedelta(seconds=wire.config.timeout))
     error: GradwireError | None = None
     try:
         group = meet(
@@ -224,7 +229,7 @@ def _open(wire: ShardedWire, root: FSDPModule, device: torch.device) -> None:
         raise_together(shards, error, ConfigError, who=f"shard {{rank}} of {shards.size} failed")
         compare(shards, fields | {"parameters": [[s.name, str(s.dtype)] for s in slots]})
     except GradwireError:
-        shards.leave(shard_group)
+        shards.leave(holders)
         if error is None:
             group.leave(wire.process_group)
         raise
@@ -238,7 +243,7 @@ def _broadcast(wire: ShardedWire, root: nn.Module) -> None:
     assert isinstance(wire.group, DistributedGroup)
     group = wire.group.process_group
     for parameter in sharded_parameters(root).values():
-        local = parameter.sharded_param.to_local()
+        local = shard(parameter).to_local()
         if local.numel():
             first = local.to(wire.device, copy=True)
             dist.broadcast(first, group=group, group_src=0)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import Tensor
-from torch.autograd import Variable
 from torch.distributed.fsdp import FSDPModule
 
 from gradwire.accumulate import Bundle
@@ -18,6 +17,13 @@ from gradwire.integrate.attached import alive
 from gradwire.integrate.fsdp.units import Unit
 from gradwire.ranks.group import DistributedGroup
 from gradwire.ranks.together import raise_together
+from gradwire.torch_internals import (
+    copy_each,
+    execution_engine,
+    graph_task,
+    is_inside_backward,
+    shard,
+)
 
 if TYPE_CHECKING:
     from gradwire.integrate.fsdp import ShardedWire
@@ -83,7 +89,7 @@ class Shards:
             except Exception as error:
                 self._fail(bundle, error)
             places = [update[s.offset : s.offset + s.numel] for s in bundle.slots]
-            torch._foreach_copy_(gradients, places)
+            copy_each(gradients, places)
             done.append(bundle)
 
     def _hold(self, unit: Unit, bundles: Sequence[Bundle], parts: dict[str, Tensor]) -> None:
@@ -105,7 +111,7 @@ class Shards:
     # --- where a step begins and ends -----------------------------------------------------------
 
     def _enter(self, unit: Unit) -> None:
-        task = torch._C._current_graph_task_id()
+        task = graph_task()
         if self._fired.get(unit.index) == task:
             raise AttachError(
                 f"{unit.name or 'the root'} was reduced twice in one backward pass: a module that "
@@ -122,7 +128,7 @@ class Shards:
         self._fired[unit.index] = task
         if self.shards.device.type == "cuda":
             self._stream = torch.cuda.current_stream(self.shards.device)
-        Variable._execution_engine.queue_callback(self._leave)
+        execution_engine().queue_callback(self._leave)
 
     def _begin(self) -> None:
         wire = self._wire
@@ -155,10 +161,7 @@ class Shards:
 
     def _leave(self) -> None:
         """A backward pass ends; it may be one inside another, which FSDP2's own mark tells."""
-        if (
-            not self._fired
-            or self._root._get_fsdp_state()._state_ctx.post_backward_final_callback_queued
-        ):
+        if not self._fired or is_inside_backward(self._root):
             return
         units = [self._units[index] for index in self._fired]
         self._fired.clear()
@@ -207,7 +210,7 @@ class Shards:
 def _mark(units: Sequence[Unit], ok: Tensor) -> None:
     """Make a small gradient of this rank NaN unless `ok`, so that any check sees the step."""
     for unit in units:
-        gradient = unit.smallest.parameter.sharded_param.grad if unit.smallest else None
+        gradient = shard(unit.smallest.parameter).grad if unit.smallest else None
         if gradient is not None:
             local = gradient.to_local()
             local.copy_(torch.where(ok.to(local.device), local, float("nan")))

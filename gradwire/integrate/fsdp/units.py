@@ -1,6 +1,6 @@
 """What FSDP2 reduces in one go: the parameters behind one all-reduce hook.
 
-FSDP2 tells a hook nothing but the flat shard, so its own lists are read, private as they are.
+FSDP2 tells a hook nothing but the flat shard, so its own lists are read.
 """
 
 from dataclasses import dataclass
@@ -13,6 +13,23 @@ from torch.distributed.fsdp import FSDPModule
 from gradwire.errors import AttachError
 from gradwire.integrate.refuse import DTYPES
 from gradwire.state.names import plain_name
+from gradwire.torch_internals import (
+    averages_replicas,
+    divides_after_hook,
+    gradient_dtype,
+    is_last_backward,
+    is_tensor_parallel,
+    members,
+    module_of,
+    owner_of,
+    padded_shard_size,
+    param_groups,
+    reduce_dtype,
+    reduces_now,
+    shard,
+    shard_size,
+    shard_stride,
+)
 from gradwire.types import Slot
 
 NATIVE = """\
@@ -42,31 +59,24 @@ class Unit:
         self.group = group
         self.places: list[Place] = []
         self.length = 0
-        for parameter in group.fsdp_params:
-            if parameter.sharded_param.requires_grad:
+        for parameter in members(group):
+            if shard(parameter).requires_grad:
                 self._append(parameter, names)
         filled = [place for place in self.places if place.numel]
         self.smallest = min(filled, key=lambda place: place.numel, default=None)
 
     def _append(self, parameter: Any, names: dict[int, str]) -> None:
         place = Place(
-            _name(parameter, names), self.length, parameter.sharded_size.numel(), parameter
+            _name(parameter, names), self.length, shard_size(parameter).numel(), parameter
         )
         self.places.append(place)
         # FSDP pads the first dimension to a multiple of the number of shards.
-        self.length += parameter.padded_sharded_param_size.numel()
+        self.length += padded_shard_size(parameter).numel()
 
     @property
     def reduce_dtype(self) -> torch.dtype:
         """The dtype of the flat shard that the hook gets."""
-        parameter = self.places[0].parameter
-        own = parameter.sharded_param.dtype
-        if hasattr(self.group, "mp_policy"):
-            policy = self.group.mp_policy
-            return policy.reduce_dtype or policy.param_dtype or own
-        # From torch 2.15 on the policy is each parameter's, and without a dtype for the reduction
-        # gradients are reduced in the dtype of the parameters.
-        return parameter.mp_policy.reduce_dtype or own
+        return reduce_dtype(self.group, self.places[0].parameter)
 
     def slots(self) -> list[Slot]:
         """One slot a parameter, in the narrowest dtype on the way to the optimiser.
@@ -76,9 +86,9 @@ class Unit:
         return [
             Slot(
                 place.name,
-                tuple(place.parameter.sharded_size),
-                tuple(place.parameter.contiguous_sharded_stride),
-                min(self.reduce_dtype, place.parameter.sharded_param.dtype, key=_width),
+                tuple(shard_size(place.parameter)),
+                shard_stride(place.parameter),
+                min(self.reduce_dtype, shard(place.parameter).dtype, key=_width),
                 numel=place.numel,
                 unit=self.index,
             )
@@ -99,8 +109,7 @@ class Unit:
     @property
     def holds(self) -> bool:
         """Whether more micro-batches follow before the optimiser's step."""
-        context = self.group.modules[0]._get_fsdp_state()._state_ctx
-        return not (self.group.all_reduce_grads and context.is_last_backward)
+        return not (reduces_now(self.group) and is_last_backward(module_of(self.group)))
 
 
 def _width(dtype: torch.dtype) -> int:
@@ -138,29 +147,21 @@ def sharded_parameters(model: nn.Module) -> dict[str, Any]:
         for module in model.modules()
         if isinstance(module, FSDPModule)
         for group in param_groups(module)
-        for parameter in group.fsdp_params
+        for parameter in members(group)
     }
 
 
 def _name(parameter: Any, names: dict[int, str]) -> str:
-    info = parameter._module_info
-    return plain_name(f"{names[id(info.module)]}.{info.param_name}".lstrip("."))
-
-
-def param_groups(module: FSDPModule) -> list[Any]:
-    """FSDP2's own record of what a module reduces; torch 2.11 has at most one a module."""
-    state = module._get_fsdp_state()
-    if hasattr(state, "_fsdp_param_groups"):
-        return list(state._fsdp_param_groups)
-    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+    module, name = owner_of(parameter)
+    return plain_name(f"{names[id(module)]}.{name}".lstrip("."))
 
 
 def _refuse_group(name: str, module: FSDPModule, group: Any) -> None:
-    if getattr(group.mesh_info, "replicate_process_group", None) is not None:
+    if averages_replicas(group):
         raise AttachError(NATIVE)
     if len(param_groups(module)) > 1:
         raise AttachError(f"{name}: its parameters are on several meshes; hooks need a single one")
-    if group.force_sum_reduction_for_comms:
+    if divides_after_hook(group):
         raise AttachError(
             f"{name}: set_force_sum_reduction_for_comms divides after the hook; leave it off"
         )
@@ -173,15 +174,15 @@ def _refuse_unit(unit: Unit) -> None:
             f"the hook; use MixedPrecisionPolicy(reduce_dtype=torch.float32)"
         )
     for place in unit.places:
-        parameter = place.parameter.sharded_param
+        parameter = shard(place.parameter)
         if parameter.device.type == "meta":
             raise AttachError(f"{place.name} is on the meta device: materialise the model first")
-        if getattr(place.parameter, "sharded_grad_dtype", None) not in (None, parameter.dtype):
+        if gradient_dtype(place.parameter) not in (None, parameter.dtype):
             raise AttachError(
-                f"{place.name} has grad_dtype {place.parameter.sharded_grad_dtype}, the parameter "
+                f"{place.name} has grad_dtype {gradient_dtype(place.parameter)}, the parameter "
                 f"is {parameter.dtype}: leave grad_dtype as it is"
             )
-        if place.parameter.is_dtensor:
+        if is_tensor_parallel(place.parameter):
             raise AttachError(
                 f"{place.name} is sharded by tensor parallelism too: not supported yet"
             )

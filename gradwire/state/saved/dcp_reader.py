@@ -18,17 +18,19 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import filesystem, metadata
+from torch.distributed.checkpoint import metadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem, SavePlan
 from torch.futures import Future
 
 from gradwire.errors import StateError, one_line
 from gradwire.state.saved.manifest import refuse_pipe
+from gradwire.torch_internals import LAYOUT, memory_format_codes, storage_info, storage_prefix
 
 METADATA = ".metadata"
 FILE = re.compile(r"[\w.-]{1,200}\.distcp", re.ASCII)
 
-_MEMORY_FORMAT = metadata._MEM_FORMAT_ENCODING
+_MEMORY_FORMAT = memory_format_codes()
+_STORAGE_INFO = storage_info()
 _RECORDS = (
     metadata.BytesStorageMetadata,
     metadata.ChunkStorageMetadata,
@@ -37,7 +39,7 @@ _RECORDS = (
     metadata.StorageMeta,
     metadata.TensorProperties,
     metadata.TensorStorageMetadata,
-    filesystem._StorageInfo,
+    _STORAGE_INFO,
 )
 
 
@@ -59,10 +61,10 @@ def _nothing(*_: Any) -> str:
 
 KNOWN: dict[tuple[str, str], Any] = {
     **{(record.__module__, record.__name__): record for record in _RECORDS},
-    (metadata.__name__, "_MEM_FORMAT_ENCODING"): _memory_format,
+    (metadata.__name__, _MEMORY_FORMAT.__name__): _memory_format,
     ("builtins", "getattr"): _member,
     ("torch", "Size"): torch.Size,
-    ("torch.serialization", "_get_layout"): lambda _: torch.strided,
+    LAYOUT: lambda _: torch.strided,
     ("pathlib", "PosixPath"): _nothing,
     ("pathlib", "WindowsPath"): _nothing,
     # From Python 3.13 on they live elsewhere.
@@ -173,7 +175,7 @@ def _check(found: Any) -> None:
     for index, place in places.items():
         is_index = isinstance(index, metadata.MetadataIndex)
         name = index.fqn if is_index else index
-        if not is_index or not isinstance(place, filesystem._StorageInfo) or not _is_place(place):
+        if not is_index or not isinstance(place, _STORAGE_INFO) or not _is_place(place):
             raise ValueError(f"{_word(name)} is in no file of the folder")
         if getattr(place, "transform_descriptors", None):
             raise ValueError(f"{_word(name)} was written with an extension")
@@ -206,7 +208,7 @@ def _are_counts(sizes: Any) -> bool:
     return isinstance(sizes, tuple) and all(type(n) is int and n >= 0 for n in sizes)
 
 
-def _is_place(place: filesystem._StorageInfo) -> bool:
+def _is_place(place: Any) -> bool:
     return (
         type(place.relative_path) is str
         and FILE.fullmatch(place.relative_path) is not None
@@ -277,9 +279,7 @@ class Writer(dcp.FileSystemWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Rank 0 names the files of all."""
         return [
-            dataclasses.replace(
-                plan, storage_data=filesystem._StoragePrefix(f"__{rank}_{self._token}_")
-            )
+            dataclasses.replace(plan, storage_data=storage_prefix(f"__{rank}_{self._token}_"))
             for rank, plan in enumerate(plans)
         ]
 

@@ -43,6 +43,7 @@ from gradwire.state.saved.manifest import (
     refuse_other,
     write_manifest,
 )
+from gradwire.torch_internals import shard, shard_size
 
 if TYPE_CHECKING:
     from gradwire.integrate.fsdp import ShardedWire
@@ -304,7 +305,7 @@ class Saved:
         start = f"{self._prefix}replica0.residual."
         entries: Mapping[str, Any] = self._entries
         sizes = {k[len(start) :]: e.size for k, e in entries.items() if k.startswith(start)}
-        wanted = {p.name: p.parameter.sharded_param.size() for u in wire.units for p in u.places}
+        wanted = {p.name: shard(p.parameter).size() for u in wire.units for p in u.places}
         if odd := sorted(sizes.keys() ^ wanted.keys()):
             raise StateError(f"{self._path} and this model differ in parameters: {odd[:3]}")
         for name, size in wanted.items():
@@ -366,9 +367,9 @@ def _tensors(wire: "ShardedWire", vectors: list[Tensor] | None) -> dict[str, DTe
     out = {}
     for unit in wire.units:
         for place in unit.places:
-            like = place.parameter.sharded_param
+            like = shard(place.parameter)
             local = torch.zeros(
-                place.parameter.sharded_size, dtype=torch.float32, device=wire.device
+                shard_size(place.parameter), dtype=torch.float32, device=wire.device
             )
             if vectors is not None and place.numel:
                 bundle, slot = wire.home(place.name)

@@ -17,12 +17,12 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersg
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.functional import cross_entropy
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.config import Config
 from gradwire.integrate.attached import Attached
 from gradwire.integrate.ddp import attach
+from gradwire.torch_internals import batch_norm
 from gradwire.workbench.bench.job import Job
 from gradwire.workbench.models import model_spec
 
@@ -172,8 +172,9 @@ def without_cudnn(model: nn.Module) -> None:
     a collective runs on one (pytorch/pytorch#80259). On a shared GPU the collective may belong to
     another rank, which waits for this one. Then neither rank goes on.
     """
+    kind = batch_norm()
     for module in model.modules():
-        if isinstance(module, _BatchNorm):
+        if isinstance(module, kind):
             module.register_forward_pre_hook(_cudnn_off)
             module.register_forward_hook(_cudnn_on, always_call=True)
 

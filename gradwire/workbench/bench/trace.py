@@ -10,6 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from gradwire.integrate.attached import Attached
 from gradwire.stages import Clock, Mark
+from gradwire.torch_internals import profile_all_threads
 from gradwire.workbench.bench.contender import Contender, Task
 from gradwire.workbench.bench.job import Job
 from gradwire.workbench.train.place import Place
@@ -152,7 +153,7 @@ def _profile_step(contender: Contender, task: Task, folder: Path | None) -> None
     kinds = [ProfilerActivity.CPU]
     if task.device.type == "cuda":
         kinds.append(ProfilerActivity.CUDA)
-    config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    config = profile_all_threads()
     with profile(activities=kinds, experimental_config=config, acc_events=True) as profiled:
         contender.step(task)
     profiled.export_chrome_trace(str(folder / f"{trace_file_stem(contender.name)}.profile.json"))

@@ -1,0 +1,467 @@
+"""The private names of torch that gradwire relies on: one function each, and why it is needed.
+
+A torch without one of them raises VersionError. Where a name is missing by design, as on a model
+that was never compiled, the function says so and returns what that means.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd import Variable, profiler
+
+from gradwire.errors import VersionError
+
+KNOWN_TORCH = (2, 11), (2, 15)
+"""The oldest and the newest with which the tests have passed."""
+
+COMPILED = "_orig_mod"
+"""Where torch.compile keeps the model, and so a part of parameter names. Seen in 2.11 to 2.15."""
+
+LAYOUT = "torch.serialization", "_get_layout"
+"""What a sharded checkpoint's records name in place of a layout. Seen in 2.11 to 2.15."""
+
+
+def tested_range() -> str:
+    """Return the releases that were tested, in words."""
+    oldest, newest = (".".join(map(str, version)) for version in KNOWN_TORCH)
+    return f"{oldest} to {newest}"
+
+
+def torch_is_unknown() -> str:
+    """Return the warning for a torch with which gradwire was not tested."""
+    return (
+        f"torch {torch.__version__} is not known to this gradwire, which was tested with "
+        f"{tested_range()}: if anything looks odd, take one of those"
+    )
+
+
+def missing(name: str) -> VersionError:
+    """Return the error for a torch that lacks a private name."""
+    return VersionError(
+        f"torch {torch.__version__} has no {name}, which gradwire relies on; it was tested with "
+        f"torch {tested_range()}: install one of those"
+    )
+
+
+def _get(owner: object, name: str, home: str) -> Any:
+    """Return the attribute of `owner`; `home` is the owner's name in the error."""
+    try:
+        return getattr(owner, name)
+    except AttributeError:
+        raise missing(f"{home}.{name}") from None
+
+
+def check_steps() -> None:
+    """Raise VersionError where torch lacks a name that every step needs."""
+    _get(torch, "_foreach_copy_", "torch")
+    _get(profiler, "_is_profiler_enabled", "torch.autograd.profiler")
+    _get(dist.ProcessGroup, "_get_backend", "ProcessGroup")
+    _get(dist.distributed_c10d, "_get_default_store", "torch.distributed.distributed_c10d")
+    if torch.cuda.is_available():
+        raw_stream(torch.cuda.current_device())
+
+
+def check_sharded_steps(module: Any) -> None:
+    """Raise VersionError where torch lacks a name that every step of a sharded model needs."""
+    graph_task()
+    execution_engine()
+    is_inside_backward(module)
+    is_last_backward(module)
+
+
+# --- streams, autograd, profiler -------------------------------------------------------------
+
+
+def raw_stream(device: int) -> int:
+    """Return the number of the current CUDA stream.
+
+    `torch.cuda.current_stream` takes four times as long as recording an event. Seen in 2.11 to
+    2.15.
+    """
+    try:
+        return int(torch._C._cuda_getCurrentRawStream(device))
+    except AttributeError:
+        raise missing("torch._C._cuda_getCurrentRawStream") from None
+
+
+def copy_each(places: list[Tensor], values: list[Tensor] | tuple[Tensor, ...]) -> None:
+    """Copy each value to its place.
+
+    The public `copy_` takes one launch per tensor on CUDA, this takes one. Seen in 2.11 to 2.15.
+    """
+    try:
+        torch._foreach_copy_(places, values)
+    except AttributeError:
+        raise missing("torch._foreach_copy_") from None
+
+
+def is_profiled() -> bool:
+    """Return True while a profiler records.
+
+    A range that nobody sees costs host time at every stage. Seen in 2.11 to 2.15.
+    """
+    try:
+        return profiler._is_profiler_enabled
+    except AttributeError:
+        raise missing("torch.autograd.profiler._is_profiler_enabled") from None
+
+
+def graph_task() -> int:
+    """Return the number of the backward pass that runs, -1 outside of one.
+
+    A unit that is reduced twice in one backward pass is told by it. Seen in 2.11 to 2.15.
+    """
+    return int(_get(torch._C, "_current_graph_task_id", "torch._C")())
+
+
+def execution_engine() -> Any:
+    """Return autograd's engine, whose `queue_callback` calls at the end of a backward pass.
+
+    FSDP2 finishes its own backward pass by the same call. Seen in 2.11 to 2.15.
+    """
+    return _get(Variable, "_execution_engine", "torch.autograd.Variable")
+
+
+# --- DistributedDataParallel ---------------------------------------------------------------------
+
+
+def reduced_parameters(ddp: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that DDP reduces, in DDP's order.
+
+    Only DDP knows which it was told to ignore. Seen in 2.11 to 2.15.
+    """
+    parameters, _ = _get(ddp, "_build_params_for_reducer", "DistributedDataParallel")()
+    return list(parameters)
+
+
+def has_hook(ddp: nn.Module) -> bool:
+    """Return True where a communication hook is registered.
+
+    DDP takes one for good, and says so only by an error. Seen in 2.11 to 2.15.
+    """
+    return bool(_get(ddp, "_comm_hooks", "DistributedDataParallel"))
+
+
+def has_python_reducer(ddp: nn.Module) -> bool:
+    """Return True where torch.compile's python_reducer has taken the place of DDP's reducer.
+
+    Its hooks get no bucket. Seen in 2.11 to 2.15.
+    """
+    return bool(_get(ddp, "_use_python_reducer", "DistributedDataParallel"))
+
+
+def is_joining(ddp: nn.Module) -> bool:
+    """Return True inside Join, where ranks that have no more data take no steps.
+
+    Seen in 2.11 to 2.15.
+    """
+    return bool(_get(_get(ddp, "_join_config", "DistributedDataParallel"), "enable", "_JoinConfig"))
+
+
+def divides_by_all_ranks(ddp: nn.Module) -> bool:
+    """Return False inside a Join that divides by the ranks that are left.
+
+    DDP has the name from its first Join on. Seen in 2.11 to 2.15.
+    """
+    return getattr(ddp, "_divide_by_initial_world_size", True) is not False
+
+
+def ignored_names(model: nn.Module) -> Sequence[str]:
+    """Return the names of parameters and buffers that DDP was told to ignore.
+
+    A model has them only where somebody has named some. Seen in 2.11 to 2.15.
+    """
+    names: Sequence[str] = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
+    return names
+
+
+def steps_in_backward(parameter: Tensor) -> bool:
+    """Return True where an optimiser steps in the backward pass, before gradients are averaged.
+
+    torch marks those parameters alone. Seen in 2.11 to 2.15.
+    """
+    return hasattr(parameter, "_in_backward_optimizers")
+
+
+def uncompiled(model: Any) -> Any:
+    """Return the model inside torch.compile's module, or the model itself.
+
+    The class of that module lies in torch._dynamo, which takes seconds to import. Seen in 2.11 to
+    2.15.
+    """
+    return getattr(model, COMPILED, model)
+
+
+# --- optimisers and GradScaler -------------------------------------------------------------------
+
+
+def takes_step_hooks(optimizer: object) -> bool:
+    """Return True for an optimiser whose `step` runs hooks.
+
+    A wrapper such as Accelerate's is an Optimizer by name only. Seen in 2.11 to 2.15.
+    """
+    return hasattr(optimizer, "_optimizer_step_post_hooks")
+
+
+def scale_of(scaler: Any) -> Tensor | None:
+    """Return the GradScaler's scale on its device, None before its first use.
+
+    The public `get_scale` waits for the device. Seen in 2.11 to 2.15.
+    """
+    scale: Tensor | None = _get(scaler, "_scale", "GradScaler")
+    return scale
+
+
+def overflows_of(scaler: Any) -> Mapping[int, Mapping[str, Any]]:
+    """Return what the GradScaler notes per optimiser until it updates its scale.
+
+    Nothing public tells a step that was passed over. Seen in 2.11 to 2.15.
+    """
+    states: Mapping[int, Mapping[str, Any]] = _get(scaler, "_per_optimizer_states", "GradScaler")
+    return states
+
+
+# --- process groups --------------------------------------------------------------------------
+
+
+def backend_of(group: dist.ProcessGroup, device: torch.device) -> Any:
+    """Return the object that runs a group's collectives on `device`.
+
+    Only the backend tells what it can do. Seen in 2.11 to 2.15.
+    """
+    return _get(group, "_get_backend", "ProcessGroup")(device)
+
+
+def default_store() -> dist.Store:
+    """Return the store that init_process_group was given or has made.
+
+    Nothing public gives it back. Seen in 2.11 to 2.15.
+    """
+    home = "torch.distributed.distributed_c10d"
+    store: dist.Store = _get(dist.distributed_c10d, "_get_default_store", home)()
+    return store
+
+
+def set_timeout(options: Any, timeout: timedelta) -> None:
+    """Give a backend's options a timeout.
+
+    torch warns where the options and `new_group` name two. Seen in 2.11 to 2.15.
+    """
+    _get(options, "_timeout", "ProcessGroup.Options")
+    options._timeout = timeout
+
+
+# --- FSDP2: modules ------------------------------------------------------------------------------
+
+
+def param_groups(module: Any) -> list[Any]:
+    """Return what FSDP2 reduces for a module: groups of parameters, one all-reduce hook each.
+
+    FSDP2 tells a hook nothing but the flat shard. `_fsdp_param_group` was seen in 2.11, where a
+    module has one at most, `_fsdp_param_groups` in 2.12 to 2.15.
+    """
+    state = _fsdp_state(module)
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    group = _get(state, "_fsdp_param_group", "FSDPState")
+    return [] if group is None else [group]
+
+
+def is_inside_backward(module: Any) -> bool:
+    """Return True from the first unit of a backward pass to FSDP2's own end of that pass.
+
+    A backward pass inside another ends before. Seen in 2.11 to 2.15.
+    """
+    context = _get(_fsdp_state(module), "_state_ctx", "FSDPState")
+    return bool(_get(context, "post_backward_final_callback_queued", "FSDPStateContext"))
+
+
+def is_last_backward(module: Any) -> bool:
+    """Return False where the user has announced more micro-batches.
+
+    `set_is_last_backward` can be set and not be read. Seen in 2.11 to 2.15.
+    """
+    context = _get(_fsdp_state(module), "_state_ctx", "FSDPState")
+    return bool(_get(context, "is_last_backward", "FSDPStateContext"))
+
+
+def _fsdp_state(module: Any) -> Any:
+    """Return FSDP2's record of a module, the only way to all below. Seen in 2.11 to 2.15."""
+    return _get(module, "_get_fsdp_state", "FSDPModule")()
+
+
+# --- FSDP2: groups of parameters -----------------------------------------------------------------
+
+
+def _of_group(group: Any, name: str) -> Any:
+    return _get(group, name, "FSDPParamGroup")
+
+
+def members(group: Any) -> Sequence[Any]:
+    """Return FSDP2's records of the parameters, in their order in the flat shard.
+
+    Seen in 2.11 to 2.15.
+    """
+    parameters: Sequence[Any] = _of_group(group, "fsdp_params")
+    return parameters
+
+
+def module_of(group: Any) -> Any:
+    """Return the module that a group of parameters belongs to. Seen in 2.11 to 2.15."""
+    return _of_group(group, "modules")[0]
+
+
+def device_of(group: Any) -> torch.device:
+    """Return the device on which gradients are reduced. Seen in 2.11 to 2.15."""
+    device: torch.device = _of_group(group, "device")
+    return device
+
+
+def shard_group(group: Any) -> dist.ProcessGroup:
+    """Return the ranks that hold the shards of one replica. Seen in 2.11 to 2.15."""
+    mesh = _of_group(group, "mesh_info")
+    ranks: dist.ProcessGroup = _get(mesh, "shard_process_group", "FSDPMeshInfo")
+    return ranks
+
+
+def averages_replicas(group: Any) -> bool:
+    """Return True where FSDP2 itself averages over replicas, before any hook.
+
+    Only the mesh of such a model has a group of replicas. Seen in 2.11 to 2.15.
+    """
+    mesh = _of_group(group, "mesh_info")
+    return getattr(mesh, "replicate_process_group", None) is not None
+
+
+def reduces_now(group: Any) -> bool:
+    """Return False where the user has switched the all-reduce off. Seen in 2.11 to 2.15."""
+    return bool(_of_group(group, "all_reduce_grads"))
+
+
+def divides_after_hook(group: Any) -> bool:
+    """Return True after set_force_sum_reduction_for_comms. Seen in 2.11 to 2.15."""
+    return bool(_of_group(group, "force_sum_reduction_for_comms"))
+
+
+def all_reduce_hook(group: Any) -> Any:
+    """Return the hook that `set_all_reduce_hook` has set, or None. Seen in 2.11 to 2.15."""
+    return _of_group(group, "_all_reduce_hook")
+
+
+def reduce_dtype(group: Any, parameter: Any) -> torch.dtype:
+    """Return the dtype of the flat shard that a hook gets.
+
+    FSDPParamGroup.mp_policy was seen in 2.11 to 2.14, FSDPParam.mp_policy in 2.15.
+    """
+    own: torch.dtype = shard(parameter).dtype
+    if hasattr(group, "mp_policy"):
+        policy = group.mp_policy
+        return policy.reduce_dtype or policy.param_dtype or own
+    # Where the policy is each parameter's, gradients are reduced in the dtype of the parameters.
+    return _get(parameter, "mp_policy", "FSDPParam").reduce_dtype or own
+
+
+# --- FSDP2: parameters -----------------------------------------------------------------------
+
+
+def shard(parameter: Any) -> Any:
+    """Return the DTensor of this rank's shard, which the optimiser steps. Seen in 2.11 to 2.15."""
+    return _get(parameter, "sharded_param", "FSDPParam")
+
+
+def shard_size(parameter: Any) -> torch.Size:
+    """Return the shape of this rank's shard. Seen in 2.11 to 2.15."""
+    size: torch.Size = _get(parameter, "sharded_size", "FSDPParam")
+    return size
+
+
+def padded_shard_size(parameter: Any) -> torch.Size:
+    """Return the shape of a shard with its padding, as in the flat shard. Seen in 2.11 to 2.15."""
+    size: torch.Size = _get(parameter, "padded_sharded_param_size", "FSDPParam")
+    return size
+
+
+def shard_stride(parameter: Any) -> tuple[int, ...]:
+    """Return the strides of a shard in the flat shard. Seen in 2.11 to 2.15."""
+    return tuple(_get(parameter, "contiguous_sharded_stride", "FSDPParam"))
+
+
+def is_tensor_parallel(parameter: Any) -> bool:
+    """Return True for a parameter that was a DTensor before fully_shard. Seen in 2.11 to 2.15."""
+    return bool(_get(parameter, "is_dtensor", "FSDPParam"))
+
+
+def gradient_dtype(parameter: Any) -> torch.dtype | None:
+    """Return the dtype that `grad_dtype` asks of a gradient, or None.
+
+    Seen in 2.15; before, FSDP2 knows no such dtype.
+    """
+    dtype: torch.dtype | None = getattr(parameter, "sharded_grad_dtype", None)
+    return dtype
+
+
+def owner_of(parameter: Any) -> tuple[nn.Module, str]:
+    """Return the module that has a parameter, and the parameter's name there.
+
+    Parameters change places with their shards, so that no other way leads to their names. Seen in
+    2.11 to 2.15.
+    """
+    info = _get(parameter, "_module_info", "FSDPParam")
+    module = _get(info, "module", "ParamModuleInfo")
+    return module, str(_get(info, "param_name", "ParamModuleInfo"))
+
+
+# --- sharded checkpoints -------------------------------------------------------------------------
+
+
+def storage_info() -> type[Any]:
+    """Return the class of a record that says in which file an entry lies.
+
+    The reader knows the classes of all records, so that it need not unpickle anything else. Seen in
+    2.11 to 2.15.
+    """
+    from torch.distributed.checkpoint import filesystem
+
+    kind: type[Any] = _get(filesystem, "_StorageInfo", "torch.distributed.checkpoint.filesystem")
+    return kind
+
+
+def storage_prefix(text: str) -> Any:
+    """Return a plan's note of how the files of a rank begin.
+
+    Files of two saves must not have the same name. Seen in 2.11 to 2.15.
+    """
+    from torch.distributed.checkpoint import filesystem
+
+    return _get(filesystem, "_StoragePrefix", "torch.distributed.checkpoint.filesystem")(text)
+
+
+def memory_format_codes() -> Any:
+    """Return the enumeration by which records name memory formats. Seen in 2.11 to 2.15."""
+    from torch.distributed.checkpoint import metadata
+
+    return _get(metadata, "_MEM_FORMAT_ENCODING", "torch.distributed.checkpoint.metadata")
+
+
+# --- the workbench ---------------------------------------------------------------------------
+
+
+def batch_norm() -> type[nn.Module]:
+    """Return the base of all batch norms, which has no public name. Seen in 2.11 to 2.15."""
+    from torch.nn.modules import batchnorm
+
+    kind: type[nn.Module] = _get(batchnorm, "_BatchNorm", "torch.nn.modules.batchnorm")
+    return kind
+
+
+def profile_all_threads() -> Any:
+    """Return the profiler's setting that records threads other than the caller's.
+
+    The exchange runs in a thread. Seen in 2.11 to 2.15.
+    """
+    config = _get(torch._C._profiler, "_ExperimentalConfig", "torch._C._profiler")
+    return config(profile_all_threads=True)
