@@ -2,9 +2,10 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -43,6 +44,42 @@ class Registered:
         """The keyword-only arguments of the function, with their defaults."""
         parameters = inspect.signature(self.run).parameters.values()
         return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+R = TypeVar("R", bound=Registered)
+
+
+class Registry(MutableMapping[str, R]):
+    """The methods or the exchanges by name, in order; a file is loaded when its name is used.
+
+    So a process that sends top-k entries does not import a dozen other methods.
+    """
+
+    def __init__(self, homes: Mapping[str, str]) -> None:
+        self._entries: dict[str, R | str] = dict(homes)
+
+    def __getitem__(self, name: str) -> R:
+        entry = self._entries[name]
+        if isinstance(entry, str):
+            module, _, attribute = entry.partition(":")
+            loaded: R = getattr(import_module(module), attribute)
+            entry = self._entries[name] = loaded
+        return entry
+
+    def __setitem__(self, name: str, entry: R) -> None:
+        self._entries[name] = entry
+
+    def __delitem__(self, name: str) -> None:
+        del self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
 
 
 def align(n: int) -> int:

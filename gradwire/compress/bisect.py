@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.compress.method import Method
 from gradwire.compress.thresholds import SAMPLE_SIZE, capacity_for, prime_stride, select_beyond
 from gradwire.types import Memory, Scan, Sparse
 
@@ -30,3 +31,10 @@ def bisect(u: Tensor, k: int, memory: Memory, scan: Scan | None = None) -> Spars
     edge = () if scan is None else (scan.edge,)
     chosen = kernels.bisect_list(u, prime_stride(u.numel(), SAMPLE_SIZE), indices, values, k, *edge)
     return Sparse(*chosen, u.numel())
+
+
+METHOD = Method(
+    bisect,
+    maxima16=True,
+    capacity=lambda k, size, options: capacity_for(k, size, BISECT_CAPACITY),
+)

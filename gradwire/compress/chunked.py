@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.compress.method import Method
 from gradwire.errors import ConfigError
 from gradwire.kernels.chunks import chunk_block
 from gradwire.kernels.dispatch import constant
@@ -55,3 +56,6 @@ def check_chunked(options: Mapping[str, Any], user_options: Mapping[str, Any]) -
     chunk = options["chunk"]
     if chunk < 1:
         raise ConfigError(f"chunk must be at least 1 entry, got {chunk}")
+
+
+METHOD = Method(chunked, capacity=chunked_capacity, block=chunked_block, check=check_chunked)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from gradwire.compress.method import Method
 from gradwire.types import Memory, Scan, Sparse
 
 
@@ -11,3 +12,6 @@ def dense(u: Tensor, k: int, memory: Memory, scan: Scan | None = None) -> Sparse
     indices = torch.arange(u.numel(), dtype=torch.int32, device=u.device)
     count = torch.full((), u.numel(), dtype=torch.int32, device=u.device)
     return Sparse(indices, u.clone(), count, u.numel(), common=True)
+
+
+METHOD = Method(dense, common=lambda options: True)

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.compress.method import Method
 from gradwire.compress.thresholds import sample_runs, select_beyond, threshold_by_rule
 from gradwire.errors import ConfigError
 from gradwire.kernels.threshold import Rule
@@ -64,3 +65,6 @@ def _sample_size(size: int, k: int, share: float) -> int:
             f"threshold of k={k}: at least {least / size:.3g}, or 0 for max(0.01, 2 / k)"
         )
     return math.ceil(share * size)
+
+
+METHOD = Method(dgc, maxima16=True, check=check_dgc)

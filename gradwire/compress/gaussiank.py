@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.compress.method import Method
 from gradwire.compress.thresholds import (
     capacity_for,
     check_capacity,
@@ -113,3 +114,6 @@ def successive_thresholds(threshold: Tensor, tail: Tensor, k: int, times: int) -
         )
         tested.append(threshold)
     return tested
+
+
+METHOD = Method(gaussiank, capacity=gaussiank_capacity, maxima16=True, check=check_gaussiank)

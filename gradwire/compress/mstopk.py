@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from gradwire.compress.method import Method
 from gradwire.compress.thresholds import select_beyond, threshold_by_rule
 from gradwire.kernels.threshold import Rule
 from gradwire.types import Memory, Scan, Sparse
@@ -21,3 +22,6 @@ def mstopk(u: Tensor, k: int, memory: Memory, scan: Scan | None = None) -> Spars
     - The mean is the mean of a sample.
     """
     return select_beyond(u, threshold_by_rule(u, scan, Rule.HALVES, k), k, scan)
+
+
+METHOD = Method(mstopk)

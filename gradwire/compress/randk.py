@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.compress.method import Method
 from gradwire.errors import ConfigError
 from gradwire.hashing import hash_words
 from gradwire.kernels.side_stream import SideStream, pays
@@ -71,3 +72,13 @@ def check_randk(options: Mapping[str, Any], user_options: Mapping[str, Any]) -> 
             "randk: unbiased=True excludes feedback=True, which would send d/k times what is kept "
             "again and again: leave one of them out"
         )
+
+
+METHOD = Method(
+    randk,
+    common=lambda options: bool(options["shared"]),
+    keeps_rest=keeps_rest,
+    block=lambda k, size, device, options: 0,
+    prefetch=prefetch_draw,
+    check=check_randk,
+)

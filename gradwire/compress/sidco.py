@@ -6,7 +6,14 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
-from gradwire.compress.thresholds import capacity_for, prime_stride, select_beyond
+from gradwire.compress.method import Method
+from gradwire.compress.thresholds import (
+    capacity_for,
+    capacity_option,
+    check_capacity,
+    prime_stride,
+    select_beyond,
+)
 from gradwire.types import Memory, Scan, Sparse
 
 _START = 3
@@ -48,3 +55,6 @@ def sidco(
     sparse = select_beyond(u, threshold, capacity_for(k, u.numel(), capacity), scan)
     kernels.sidco_adapt(stages, memory["calls"], memory["ratios"], sparse.count, k, most_stages)
     return sparse
+
+
+METHOD = Method(sidco, capacity=capacity_option, check=check_capacity)

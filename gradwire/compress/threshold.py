@@ -8,14 +8,17 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.compress.method import Method
 from gradwire.compress.thresholds import (
     SAMPLE_SIZE,
     capacity_for,
+    capacity_option,
     check_capacity,
     prime_stride,
     select_beyond,
 )
 from gradwire.errors import ConfigError
+from gradwire.kernels.select import block_size
 from gradwire.kernels.threshold import just_below
 from gradwire.types import Memory, Scan, Sparse
 
@@ -59,3 +62,14 @@ def check_threshold(options: Mapping[str, Any], user_options: Mapping[str, Any])
             f"got {value!r}"
         )
     check_capacity(options, user_options)
+
+
+METHOD = Method(
+    threshold,
+    capacity=capacity_option,
+    block=lambda k, size, device, options: block_size(
+        size, capacity_option(k, size, options), device
+    ),
+    maxima16=True,
+    check=check_threshold,
+)

@@ -131,3 +131,8 @@ def check_capacity(options: Mapping[str, Any], user_options: Mapping[str, Any]) 
 def capacity_for(k: int, size: int, capacity: float) -> int:
     """Return `capacity` times k entries, at most `size`."""
     return min(size, round(capacity * k))
+
+
+def capacity_option(k: int, size: int, options: Mapping[str, Any]) -> int:
+    """Return the entries that the option `capacity`, in multiples of k, makes room for."""
+    return capacity_for(k, size, options["capacity"])

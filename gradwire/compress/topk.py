@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.compress.method import Method
 from gradwire.kernels.dispatch import constant
 from gradwire.types import Memory, Scan, Sparse
 
@@ -16,3 +17,6 @@ def topk(u: Tensor, k: int, memory: Memory, scan: Scan | None = None) -> Sparse:
     known = () if scan is None else (scan.maxima, scan.block, scan.edge)
     indices, values = kernels.select(u, k, *known)
     return Sparse(indices, values, constant(k, u.device), u.numel())
+
+
+METHOD = Method(topk, maxima16=True)

@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from gradwire.compress.method import Method
 from gradwire.compress.thresholds import select_beyond, threshold_by_rule
 from gradwire.kernels.threshold import Rule
 from gradwire.types import Memory, Scan, Sparse
@@ -23,3 +24,6 @@ def trimmed(u: Tensor, k: int, memory: Memory, scan: Scan | None = None) -> Spar
     or all entries that are not zero.
     """
     return select_beyond(u, threshold_by_rule(u, scan, Rule.LADDER, k), k, scan)
+
+
+METHOD = Method(trimmed)

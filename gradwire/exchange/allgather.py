@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gradwire.encode import Encoding, Message, nbytes
 from gradwire.encode.unpack import unpack
-from gradwire.exchange.exchange import Outcome
+from gradwire.exchange.exchange import Exchange, Outcome
 from gradwire.kernels import mean_of_messages
 from gradwire.kernels.side_stream import Target
 from gradwire.ranks.group import Group
@@ -67,3 +67,14 @@ def allgather_legs(network: "Network", size: int, capacity: int, encoding: Encod
     """Return one ring."""
     others = network.workers - 1
     return [network.ring(others * nbytes(capacity, encoding, size), others)]
+
+
+EXCHANGE = Exchange(
+    allgather,
+    allgather_bytes,
+    allgather_rounds,
+    fills=True,
+    stochastic=True,
+    legs=allgather_legs,
+    preference=4,
+)

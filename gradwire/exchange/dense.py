@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from gradwire.encode import Encoding, Message
-from gradwire.exchange.exchange import Outcome
+from gradwire.exchange.exchange import Exchange, Outcome
 from gradwire.kernels import spread
 from gradwire.ranks.group import Group
 from gradwire.stages import stage
@@ -45,3 +45,6 @@ def dense_bytes(ranks: int, size: int, capacity: int, encoding: Encoding) -> int
 def dense_rounds(ranks: int) -> int:
     """Return the rounds: twice around the ring."""
     return 2 * (ranks - 1)
+
+
+EXCHANGE = Exchange(dense, dense_bytes, dense_rounds, ("fp32",), whole="fp32")

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from gradwire.encode import Encoding, Message
-from gradwire.exchange.exchange import Outcome
-from gradwire.exchange.means import ordered_bytes, ordered_legs, ordered_mean
+from gradwire.exchange.exchange import Exchange, Outcome
+from gradwire.exchange.means import ordered_bytes, ordered_legs, ordered_mean, ordered_rounds
 from gradwire.ranks.group import Group
 from gradwire.stages import stage
 from gradwire.types import Memory, Rounded
@@ -44,3 +44,13 @@ def dense_bf16_legs(
 ) -> "list[Leg]":
     """Return the legs of an ordered mean."""
     return ordered_legs(network, size + 1, 2)
+
+
+EXCHANGE = Exchange(
+    dense_bf16,
+    dense_bf16_bytes,
+    ordered_rounds,
+    ("fp32",),
+    whole="bf16",
+    legs=dense_bf16_legs,
+)

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from gradwire.plan.work import Work
 
 
+SUMMED = ("fp32", "bf16")
+"""The values that an exchange can add up on the way."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """The mean over all ranks, and this rank's contribution to it.

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from gradwire.encode import Encoding, Message
-from gradwire.exchange.exchange import Outcome
+from gradwire.exchange.exchange import SUMMED, Exchange, Outcome
 from gradwire.exchange.means import doubling_rounds
-from gradwire.exchange.sketch_size import SketchSize
+from gradwire.exchange.sketch_size import SketchSize, sketch_prepare, sketch_suits, sketch_work
 from gradwire.exchange.sketched import mean_by_sketch
 from gradwire.ranks.group import Group
 from gradwire.stages import stage
@@ -170,3 +170,17 @@ def gs_sgd_legs(network: "Network", size: int, capacity: int, encoding: Encoding
         if network.workers > power:
             legs += [network.pairs(0, power), network.pairs(power * part, power)]
     return legs
+
+
+EXCHANGE = Exchange(
+    gs_sgd,
+    gs_sgd_bytes,
+    gs_sgd_rounds,
+    SUMMED,
+    chooses=True,
+    check=SketchSize,
+    prepare=sketch_prepare,
+    legs=gs_sgd_legs,
+    work=sketch_work,
+    suits=sketch_suits,
+)

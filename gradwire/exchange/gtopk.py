@@ -9,7 +9,7 @@ from torch import Tensor
 from gradwire.encode import Encoding, Message, encode, nbytes
 from gradwire.encode.noise import Noise
 from gradwire.errors import unknown
-from gradwire.exchange.exchange import Outcome
+from gradwire.exchange.exchange import Exchange, Outcome
 from gradwire.exchange.means import doubling_rounds
 from gradwire.exchange.sparse_sum import add_sparse, keep_largest, restrict_to, subtract_sparse
 from gradwire.kernels import spread, start
@@ -186,3 +186,16 @@ def gtopk_work(usual: "Work", task: "LocalTask") -> "Work":
 def _merges(ranks: int) -> int:
     """Return the rounds of a tree, and one before if the ranks are not a power of two."""
     return ranks.bit_length() - 1 + (ranks & (ranks - 1) > 0)
+
+
+EXCHANGE = Exchange(
+    gtopk,
+    gtopk_bytes,
+    gtopk_rounds,
+    check=gtopk_check,
+    stochastic=True,
+    legs=gtopk_legs,
+    received=gtopk_received,
+    work=gtopk_work,
+    preference=1,
+)

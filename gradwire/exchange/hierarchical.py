@@ -11,7 +11,7 @@ from gradwire import kernels
 from gradwire.encode import Encoding, Message, encode, nbytes
 from gradwire.errors import ConfigError
 from gradwire.exchange.allgather import mean_of_gathered
-from gradwire.exchange.exchange import Outcome
+from gradwire.exchange.exchange import Exchange, Outcome
 from gradwire.ranks.group import Group
 from gradwire.stages import stage
 from gradwire.types import Entries, Memory, Sparse
@@ -134,3 +134,16 @@ def hierarchical_work(usual: "Work", task: "LocalTask") -> "Work":
     """Return the work: a rank adds up the node, and then selects in one part only."""
     compress = 2 * task.floor + task.select(task.k / task.size, task.size / task.local)
     return replace(usual, compress=compress + task.bundle, encode=usual.encode / task.local)
+
+
+EXCHANGE = Exchange(
+    hierarchical,
+    hierarchical_bytes,
+    hierarchical_rounds,
+    chooses=True,
+    prepare=hierarchical_prepare,
+    legs=hierarchical_legs,
+    received=hierarchical_received,
+    work=hierarchical_work,
+    preference=3,
+)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradwire.encode import Encoding, Message, encode, nbytes
 from gradwire.errors import ConfigError
-from gradwire.exchange.exchange import Outcome
+from gradwire.exchange.exchange import Exchange, Outcome
 from gradwire.exchange.sparse_sum import keep_largest, restrict_to, subtract_sparse, sum_sparse
 from gradwire.kernels import spread, start
 from gradwire.ranks.group import Group
@@ -211,3 +211,14 @@ def oktopk_received(received: "Received") -> float:
     Each entry is merged once. The rank's own choices are then found again among the kept sums.
     """
     return 3 * received.k * (received.read + 18 * received.merge) + received.k * received.add
+
+
+EXCHANGE = Exchange(
+    oktopk,
+    oktopk_bytes,
+    oktopk_rounds,
+    check=oktopk_check,
+    legs=oktopk_legs,
+    received=oktopk_received,
+    preference=2,
+)

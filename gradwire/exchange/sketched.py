@@ -8,9 +8,15 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.encode import Encoding, Message
-from gradwire.exchange.exchange import Outcome
+from gradwire.exchange.exchange import SUMMED, Exchange, Outcome
 from gradwire.exchange.means import ordered_bytes, ordered_legs, ordered_mean, ordered_rounds
-from gradwire.exchange.sketch_size import SketchSize, warn_if_blind
+from gradwire.exchange.sketch_size import (
+    SketchSize,
+    sketch_prepare,
+    sketch_suits,
+    sketch_work,
+    warn_if_blind,
+)
 from gradwire.hashing import fmix32
 from gradwire.kernels.select import block_size
 from gradwire.ranks.group import Group
@@ -118,3 +124,17 @@ def sketched_legs(network: "Network", size: int, capacity: int, encoding: Encodi
     sketch, itemsize = SketchSize(), encoding.dtype.itemsize
     cells = ordered_legs(network, sketch.cell_count(size) + 1, itemsize)
     return cells + ordered_legs(network, sketch.candidate_count(size, capacity), itemsize)
+
+
+EXCHANGE = Exchange(
+    sketched,
+    sketched_bytes,
+    sketched_rounds,
+    SUMMED,
+    chooses=True,
+    check=SketchSize,
+    prepare=sketch_prepare,
+    legs=sketched_legs,
+    work=sketch_work,
+    suits=sketch_suits,
+)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from gradwire.encode import HEADER, Encoding, Message
 from gradwire.encode.format import index_bytes
-from gradwire.exchange.exchange import Outcome
+from gradwire.exchange.exchange import SUMMED, Exchange, Outcome
 from gradwire.exchange.means import ordered_bytes, ordered_legs, ordered_mean, ordered_rounds
 from gradwire.kernels import join, spread, start
 from gradwire.ranks.group import Group
@@ -70,3 +70,15 @@ def union_legs(network: "Network", size: int, capacity: int, encoding: Encoding)
 def union_received(received: "Received") -> float:
     """Return the nanoseconds: every list is read, merged and added."""
     return received.ranks * received.k * (received.read + received.merge + received.add)
+
+
+EXCHANGE = Exchange(
+    union,
+    union_bytes,
+    union_rounds,
+    SUMMED,
+    adds_u=True,
+    legs=union_legs,
+    received=union_received,
+    preference=5,
+)

@@ -19,8 +19,6 @@ ENCODINGS = (
 """The values and indices that are compared."""
 DENSITIES = (0.1, 0.01, 0.001)
 """The densities that are compared."""
-_DENSE = tuple(Way("dense", name) for name, exchange in EXCHANGES.items() if exchange.whole)
-"""The ways that send everything."""
 _POWERSGD = ("powersgd-1", "powersgd-4")
 """PyTorch's hook, predicted for comparison."""
 BEST = ("topk", "gaussiank", "dgc", "trimmed", "mstopk")
@@ -45,7 +43,8 @@ def all_ways(
             raise unknown("exchange", exchange, EXCHANGES)
     names = methods or [*_POWERSGD, *(m for m in METHODS if m != "dense")]
     sparse = [w for n in names for w in _ways_of(n, network, densities, encodings)]
-    return [*_DENSE, *dict.fromkeys(sparse)]
+    dense = [Way("dense", name) for name, exchange in EXCHANGES.items() if exchange.whole]
+    return [*dense, *dict.fromkeys(sparse)]
 
 
 def _ways_of(

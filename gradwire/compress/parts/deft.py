@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.compress.method import Method
 from gradwire.compress.parts.partition import capacity_per_rank, count_between, next_part
 from gradwire.kernels.largest import in_rows
 from gradwire.types import ALIGN, Memory, Scan, Sparse
@@ -105,3 +106,6 @@ def _bounds(memory: Memory, u: Tensor) -> Tensor:
             bounds += [start + blocks * i // parts * ALIGN for i in range(1, parts)] + [end]
         memory.derived["bounds"] = torch.tensor(bounds, dtype=torch.int64, device=u.device)
     return memory.derived["bounds"]
+
+
+METHOD = Method(deft, exchange="union", capacity_per_rank=capacity_per_rank, learns=deft_learns)

@@ -3,8 +3,10 @@
 import torch
 from torch import Tensor
 
+from gradwire.compress.method import Method
 from gradwire.compress.parts.partition import (
     adapt_threshold,
+    capacity_per_rank,
     count_between,
     next_part,
     select_in_part,
@@ -82,3 +84,6 @@ def _per_block(size: int) -> int:
 def _blocks(size: int) -> int:
     """Return the number of blocks in `size` entries."""
     return min(_BLOCKS, size // (ALIGN * _per_block(size)))
+
+
+METHOD = Method(exdyna, exchange="union", capacity_per_rank=capacity_per_rank, learns=exdyna_learns)

@@ -3,7 +3,13 @@
 import torch
 from torch import Tensor
 
-from gradwire.compress.parts.partition import adapt_threshold, next_part, select_in_part
+from gradwire.compress.method import Method
+from gradwire.compress.parts.partition import (
+    adapt_threshold,
+    capacity_per_rank,
+    next_part,
+    select_in_part,
+)
 from gradwire.types import ALIGN, Memory, Scan, Sparse
 
 
@@ -34,3 +40,6 @@ def micro(u: Tensor, k: int, memory: Memory, scan: Scan | None = None) -> Sparse
 def micro_learns(memory: Memory, agreed: Sparse, k: int) -> None:
     """Scale the threshold by the number of entries that all workers chose."""
     adapt_threshold(memory, agreed.count, k)
+
+
+METHOD = Method(micro, exchange="union", capacity_per_rank=capacity_per_rank, learns=micro_learns)

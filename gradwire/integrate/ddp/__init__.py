@@ -25,7 +25,6 @@ from gradwire.integrate.refuse import (
     unwrap,
 )
 from gradwire.integrate.versions import note_torch
-from gradwire.plan.auto import split_bounds
 from gradwire.state.state import State
 from gradwire.torch_internals import has_hook, reduced_parameters
 
@@ -103,6 +102,9 @@ def attach(
         )
     auto = None
     if fields.get("method") == "auto":
+        # The planner is loaded only where it is asked.
+        from gradwire.plan.auto import split_bounds
+
         auto, fields = split_bounds(fields)
     wire = Wire(module, config, scaler=scaler, optimizer=optimizer, **fields)
     wire.auto = auto
@@ -120,7 +122,11 @@ def attach(
 
 def check_fields(config: Config | None, fields: Mapping[str, Any]) -> None:
     """Raises for what `attach` would refuse of these, before there is a model."""
-    configure(config, split_bounds(fields)[1] if fields.get("method") == "auto" else fields)
+    if fields.get("method") == "auto":
+        from gradwire.plan.auto import split_bounds
+
+        fields = split_bounds(fields)[1]
+    configure(config, fields)
 
 
 def _port_hook(port: Port, bucket: dist.GradBucket) -> Future[Tensor]:

@@ -4,6 +4,7 @@ import logging
 import warnings
 import weakref
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -17,10 +18,12 @@ from gradwire.integrate.ddp.buckets import Buckets, UsedParameters, Waiting
 from gradwire.integrate.ddp.order import stride_of
 from gradwire.integrate.ddp.thread import OrderedThread
 from gradwire.integrate.handshake import meet
-from gradwire.plan.auto import Auto
 from gradwire.stages import timed_by
 from gradwire.state.state import State
 from gradwire.types import Slot
+
+if TYPE_CHECKING:
+    from gradwire.plan.auto import Auto
 
 log = logging.getLogger("gradwire")
 
@@ -149,7 +152,7 @@ class Engine:
             self._state.group.give_up()
             raise
 
-    def _time(self, bucket: dist.GradBucket, auto: Auto) -> None:
+    def _time(self, bucket: dist.GradBucket, auto: "Auto") -> None:
         """When a bucket is here: the thread may see it later."""
         if bucket.index() == 0:
             auto.begin(self._state.clock)
