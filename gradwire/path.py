@@ -49,7 +49,7 @@ class Step:
     def method(self) -> BoundMethod:
         return self.config.bound_method
 
-    @property
+    @cached_property
     def scheme(self) -> Exchange:
         return EXCHANGES[self.choice.exchange]
 

@@ -33,11 +33,8 @@ class Choice:
     reason: str = ""
     block: int = 0
     maxima16: bool = False
-
-    @property
-    def selects(self) -> bool:
-        """True: the method chooses the entries. Otherwise the exchange does, or all are sent."""
-        return not self.reason and not EXCHANGES[self.exchange].chooses
+    selects: bool = True
+    """True: the method chooses the entries. Otherwise the exchange does, or all are sent."""
 
 
 def choose(bundle: Bundle, config: Config, step: int, ranks: int, flush: bool) -> Choice:
@@ -49,9 +46,10 @@ def choose(bundle: Bundle, config: Config, step: int, ranks: int, flush: bool) -
     if reason:
         # A flush must deliver u unchanged, so that nothing is kept.
         as_asked = exchange.whole and reason != "flush"
-        return Choice(bundle.size, config.exchange if as_asked else "dense", reason)
+        sends = config.exchange if as_asked else "dense"
+        return Choice(bundle.size, sends, reason, selects=False)
     if exchange.chooses:
-        return Choice(k, config.exchange)
+        return Choice(k, config.exchange, selects=False)
     method = config.bound_method
     block = method.block(k, bundle.size, bundle.buffer.device)
     return Choice(k, config.exchange, block=block, maxima16=method.method.maxima16)
