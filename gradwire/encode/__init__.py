@@ -1,4 +1,4 @@
-"""Sparse <-> one uint8 buffer, and how many bytes that takes."""
+"""Turn the chosen entries into one uint8 buffer and back, and count the bytes of that buffer."""
 
 from gradwire.encode.format import HEADER, Encoding, nbytes
 from gradwire.encode.message import Message, encode

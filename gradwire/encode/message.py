@@ -1,4 +1,4 @@
-"""A message: what one rank sends, and what it reads in the messages of others."""
+"""A message: the bytes that one rank sends, and the entries in the messages of other ranks."""
 
 from dataclasses import dataclass, replace
 
@@ -14,10 +14,11 @@ from gradwire.types import Sparse
 
 @dataclass(frozen=True)
 class Message:
-    """What one rank sends: the buffer, and for this rank's own use what is in it.
+    """The buffer that one rank sends, and the entries in it for this rank's own use.
 
-    `sparse` None: no entries travel in the buffer, it only says whether its sender was finite.
-    `seen`: the values as receivers see them. `noise`: what they were rounded with.
+    sparse: the chosen entries. None if the buffer only says if its sender was finite.
+    seen: the values as receivers see them. None if these are the chosen values.
+    noise: the random bits that rounded the values.
     """
 
     buffer: Tensor
@@ -28,69 +29,78 @@ class Message:
 
     @property
     def finite(self) -> Tensor:
-        """The header's word: 1 or 0, on the device."""
+        """Word 4 of the header on the device: 1 if the sender was finite, else 0."""
         return self.buffer[:HEADER].view(torch.int32)[4]
 
     @property
     def chosen(self) -> Sparse:
-        """What the sender chose; raises for a message without entries."""
+        """The entries that the sender chose. Raise ValueError for a message without entries."""
         if self.sparse is None:
             raise ValueError("a message without entries has nothing to unpack")
         return self.sparse
 
     @property
     def delivered(self) -> Sparse:
-        """What receivers see of it: the values as they travel."""
-        mine = self.chosen
-        return mine if self.seen is None else replace(mine, values=self.seen)
+        """The entries as receivers see them: the chosen indices, the values as they travel."""
+        chosen = self.chosen
+        return chosen if self.seen is None else replace(chosen, values=self.seen)
 
     @property
     def index_part(self) -> Tensor:
-        """The header and the indices, for exchanges that first agree on these."""
-        mine = self.chosen
-        return self.buffer[: HEADER + index_bytes(self.encoding.indices, mine.size, mine.capacity)]
+        """The header and the indices, for exchanges that agree on indices first."""
+        chosen = self.chosen
+        return self.buffer[
+            : HEADER + index_bytes(self.encoding.indices, chosen.size, chosen.capacity)
+        ]
 
     def unpack_indices(self, parts: Tensor) -> tuple[Tensor, Tensor]:
-        """The indices in all ranks' `index_part`s, one after the other, and whether to use them.
+        """Return the indices in the `index_part` of every rank, one part after the other.
 
-        parts: uint8 [ranks, bytes]. Common indices are there once.
+        Return also True (0-d bool) if all parts may be used. Common indices are returned only once.
+        parts: uint8 [ranks, bytes].
         """
-        mine = self.chosen
+        chosen = self.chosen
         usable = self._usable(parts)
         if self.encoding.indices == "common":
-            return mine.indices, usable
-        rows = unpack(parts, mine.size, mine.capacity, self.encoding, bare=True)
-        return rows[:, HEADER : HEADER + 4 * mine.capacity].view(torch.int32).flatten(), usable
+            return chosen.indices, usable
+        rows = unpack(parts, chosen.size, chosen.capacity, self.encoding, bare=True)
+        return rows[:, HEADER : HEADER + 4 * chosen.capacity].view(torch.int32).flatten(), usable
 
     def _usable(self, buffers: Tensor) -> Tensor:
-        """Whether every header says that its sender was finite and sent a message like this one."""
-        mine = self.chosen
-        expected, compared = usable_header(mine.size, mine.capacity, self.encoding, buffers.device)
+        """Return True if each sender was finite and sent a message of this message's shape."""
+        chosen = self.chosen
+        expected, compared = usable_header(
+            chosen.size, chosen.capacity, self.encoding, buffers.device
+        )
         words = buffers[..., :HEADER].view(torch.int32)
         return (((words ^ expected) & compared) == 0).all()
 
     def unpack(self, buffer: Tensor) -> tuple[Sparse, Tensor]:
-        """What another rank's `buffer` delivers, and whether it may be used (0-d bool); no sync."""
+        """Return the entries in the `buffer` of another rank, and True (0-d) if they may be used.
+
+        Nothing waits for the host.
+        """
         (sparse,), usable = self.unpack_all(buffer.unsqueeze(0))
         return sparse, usable
 
     def unpack_all(self, buffers: Tensor) -> tuple[list[Sparse], Tensor]:
-        """What each of the rows of uint8 [ranks, bytes] delivers, and whether all may be used.
+        """Return the entries in each row of uint8 [ranks, bytes], and a usable flag (0-d bool).
 
-        Every rank's message has the size, capacity and encoding of this one, and its indices where
-        they are common. One that says otherwise may not be used; an index that points outside is
-        turned into padding before it can touch memory.
+        The flag is True if every row has the size, capacity and encoding of this message. Common
+        indices are those of this message. An index outside the vector becomes padding before it can
+        touch memory.
         """
-        mine, k = self.chosen, self.chosen.capacity
-        rows = unpack(buffers, mine.size, k, self.encoding).view(torch.int32)
+        chosen, k = self.chosen, self.chosen.capacity
+        rows = unpack(buffers, chosen.size, k, self.encoding).view(torch.int32)
         counts, words = rows[:, 3], rows[:, HEADER // 4 :]
         if self.encoding.indices == "common":
-            indices, values = mine.indices.expand(len(rows), -1), words[:, :k].view(torch.float32)
-            values = torch.where(indices < mine.size, values, 0)
+            indices = chosen.indices.expand(len(rows), -1)
+            values = words[:, :k].view(torch.float32)
+            values = torch.where(indices < chosen.size, values, 0)
         else:
             indices, values = words[:, :k], words[:, k : 2 * k].view(torch.float32)
         each = zip(indices.unbind(), values.unbind(), counts.unbind(), strict=True)
-        sparse = [Sparse(i, v, count, mine.size, mine.common) for i, v, count in each]
+        sparse = [Sparse(i, v, count, chosen.size, chosen.common) for i, v, count in each]
         return sparse, self._usable(buffers)
 
 
@@ -101,10 +111,11 @@ def encode(
     size: int = 0,
     noise: Noise | None = None,
 ) -> Message:
-    """The message: one uint8 buffer on the device of `finite`; no host sync.
+    """Return the message of the chosen entries, on the device of `finite`; no host sync.
 
-    What the rounding of values takes away is not in the buffer: subtract `delivered` from u, not
-    `sparse`, and it stays. `size` is only needed without entries, `noise` for stochastic rounding.
+    Rounding takes away a part of each value. Subtract `Message.delivered` from u, not `sparse`.
+    Then that part stays in the residual.
+    size: needed only without entries. noise: needed for stochastic rounding.
 
         sparse = gradwire.compress(u, k=100)
         message = encode(sparse, torch.tensor(True), Encoding(values="bf16"))

@@ -1,4 +1,7 @@
-"""Random bits for rounding, by counting: entry i of step n has the same ones after every resume."""
+"""Random bits for stochastic rounding, from a counter.
+
+Entry i of step n has the same bits in every run, also after a resume.
+"""
 
 from dataclasses import dataclass
 
@@ -11,9 +14,9 @@ from gradwire.types import Memory
 
 @dataclass(frozen=True)
 class Noise:
-    """A stream of random words: one for every (bundle, rank) is `key`, `step` counts on the device.
+    """A stream of random words for one step of one (bundle, rank).
 
-    `step` is a 0-d int64 tensor, so that a captured graph does not repeat itself.
+    step: 0-d int64 on the device. A captured graph that read a number would repeat the same bits.
     """
 
     bundle: int
@@ -26,7 +29,10 @@ class Noise:
 
 
 def next_noise(memory: Memory, device: torch.device) -> Noise:
-    """The noise of this step; memory["roundings"] counts them and is checkpointed."""
+    """Return the noise of this step.
+
+    `memory["roundings"]` counts the steps that rounded. It is part of a checkpoint.
+    """
     if "roundings" not in memory:
         memory["roundings"] = torch.zeros((), dtype=torch.int64, device=device)
     return Noise(memory.bundle, memory.rank, memory["roundings"].add_(1))

@@ -1,4 +1,4 @@
-"""Reading a message from anywhere: every byte is checked before it is used."""
+"""Read a message from anywhere, and check every byte before it is used."""
 
 import torch
 from torch import Tensor
@@ -11,11 +11,11 @@ from gradwire.types import MAX_SIZE, Sparse
 
 
 def decode(buffer: Tensor, common: Tensor | None = None) -> tuple[Sparse, bool]:
-    """The entries of `buffer` and whether their sender was finite, every byte of it checked.
+    """Return the entries of `buffer`, and True if its sender was finite.
 
-    For messages from anywhere: lengths, counts, order and range are checked before anything is
-    used, and each failure says what is wrong. Asks the host. `common` are the indices of a message
-    that carries none.
+    Lengths, counts, order and range are checked first. Raise MessageError with the reason if one is
+    wrong. The checks ask the host.
+    common: the indices of a message that carries none.
     """
     if buffer.dtype != torch.uint8 or buffer.dim() != 1:
         raise MessageError(
@@ -43,17 +43,17 @@ def decode(buffer: Tensor, common: Tensor | None = None) -> tuple[Sparse, bool]:
         raise MessageError(
             f"finite flag {finite} and reserved word {reserved} must be 0 or 1, and 0"
         )
-    where, what = parts(buffer, size, capacity, encoding)
-    values = get_values(encoding.values, what, capacity)
+    index_bytes, value_bytes = parts(buffer, size, capacity, encoding)
+    values = get_values(encoding.values, value_bytes, capacity)
     if encoding.indices == "common":
         if common is None or common.numel() != capacity:
             raise MessageError(f"the message carries no indices: pass the {capacity} common ones")
         indices = common
     elif encoding.indices == "int32":
-        indices = where.view(torch.int32)
+        indices = index_bytes.view(torch.int32)
     else:
-        indices = get_indices(encoding.indices, where, size, capacity)
-        if not torch.equal(put_indices(encoding.indices, indices, size), where):
+        indices = get_indices(encoding.indices, index_bytes, size, capacity)
+        if not torch.equal(put_indices(encoding.indices, indices, size), index_bytes):
             raise MessageError(f"the {encoding.indices} indices are damaged")
     if encoding.values == "sign":
         values = torch.where(indices < size, values, 0)  # padding has a sign too
@@ -79,12 +79,12 @@ def _words(buffer: Tensor) -> list[int]:
 
 
 def _wrong_magic(magic: int) -> str:
-    found = (magic % 2**32).to_bytes(4, "little")
-    if found[:3] == b"GRW":
+    start = (magic % 2**32).to_bytes(4, "little")
+    if start[:3] == b"GRW":
         return (
-            f"message of wire version {found[3]}, this is version 1: run one gradwire on all ranks"
+            f"message of wire version {start[3]}, this is version 1: run one gradwire on all ranks"
         )
-    return f"not a gradwire message: it begins with {found!r}, not b'GRW'"
+    return f"not a gradwire message: it begins with {start!r}, not b'GRW'"
 
 
 def _encoding(code: int) -> Encoding:

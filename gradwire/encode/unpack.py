@@ -13,14 +13,14 @@ from gradwire.kernels.messages import MANY
 def unpack(
     messages: Tensor, size: int, capacity: int, encoding: Encoding, bare: bool = False
 ) -> Tensor:
-    """uint8 [ranks, bytes]: each header as it came, `capacity` int32 indices, as many fp32 values.
+    """Return uint8 [ranks, bytes]: per row the header, `capacity` int32 indices, and fp32 values.
 
-    messages: uint8 [ranks, bytes] in `encoding`; rows need not follow each other. Common indices
-    stay away. An index that points outside, or is not there, becomes padding: index = size,
-    value = 0. Zeros fill up 16 bytes.
-    bare: the messages end before their values, which become zero.
+    Headers are copied unchanged. Common indices are left out. An index that is missing or outside
+    becomes padding: index = size, value = 0. Zeros fill up each row to a multiple of 16 bytes.
+    messages: uint8 [ranks, bytes] in `encoding`; rows need not follow each other in memory.
+    bare: True if the messages end before their values, which then become zero.
     """
-    # Signs have no kernel: they are for few exchanges.
+    # Signs have no kernel, because few exchanges can use them.
     version = unpack_torch if encoding.values == "sign" else _unpack_on(messages.device)
     return version(messages, size, capacity, encoding, bare)
 
@@ -28,13 +28,14 @@ def unpack(
 def unpack_torch(
     messages: Tensor, size: int, capacity: int, encoding: Encoding, bare: bool = False
 ) -> Tensor:
-    """See `unpack`."""
+    """Compute `unpack` with torch ops."""
     common = encoding.indices == "common"
     length = nbytes(capacity, Encoding("fp32", "common" if common else "int32"), size)
     out = messages.new_zeros(len(messages), length)
     split = HEADER + index_bytes(encoding.indices, size, capacity)
     end = split + value_bytes(encoding.values, capacity)
     out[:, :HEADER] = messages[:, :HEADER]
+    # A few messages at a time, because the intermediate tensors are large.
     together = max(1, MANY // max(1, capacity))
     for rows, part in zip(out.split(together), messages.split(together), strict=True):
         words = rows[:, HEADER : HEADER + (4 if common else 8) * capacity].view(torch.int32)

@@ -14,12 +14,12 @@ from gradwire.types import Sparse
 def write_message(
     template: Tensor, sparse: Sparse, finite: Tensor, encoding: Encoding, noise: Noise | None
 ) -> tuple[Tensor, Tensor]:
-    """(message, seen): uint8 as long as the template, and the fp32 values that receivers see.
+    """Return (message, seen): uint8 like the template, and the fp32 values that receivers see.
 
-    The header is the template's but for words 3 (count) and 4 (finite). Then come the indices and
-    the values in `encoding`, then zeros. With `noise` rounding is stochastic.
+    The header is the template's with word 3 (count) and word 4 (finite) filled in. Then come the
+    indices and the values in `encoding`, then zeros. With `noise` rounding is stochastic.
     """
-    # Signs have no kernel: they are for few exchanges.
+    # Signs have no kernel, because few exchanges can use them.
     version = write_message_torch if encoding.values == "sign" else _write_on(template.device)
     return version(template, sparse, finite, encoding, noise)
 
@@ -27,7 +27,7 @@ def write_message(
 def write_message_torch(
     template: Tensor, sparse: Sparse, finite: Tensor, encoding: Encoding, noise: Noise | None
 ) -> tuple[Tensor, Tensor]:
-    """See `write_message`."""
+    """Compute `write_message` with torch ops."""
     out = template.clone()
     words = out[:HEADER].view(torch.int32)
     words[3] = sparse.count
