@@ -86,9 +86,9 @@ class Message:
     def unpack_all(self, buffers: Tensor) -> tuple[list[Sparse], Tensor]:
         """Return the entries in each row of uint8 [ranks, bytes], and a usable flag (0-d bool).
 
-        The flag is True if every row has the size, capacity and encoding of this message. Common
-        indices are those of this message. An index outside the vector becomes padding before it can
-        touch memory.
+        The flag is True if every sender was finite and every row has the size, capacity and
+        encoding of this message. Common indices are those of this message. An index outside the
+        vector becomes padding before it can touch memory.
         """
         chosen, k = self.chosen, self.chosen.capacity
         rows = unpack(buffers, chosen.size, k, self.encoding).view(torch.int32)

@@ -3,7 +3,8 @@
 `op` chooses the version for a device, `op_torch` is the reference on any device, `op_cpu` the CPU
 twin. The folder `triton` has `op_triton`, which CUDA runs. Every version of an op has the same
 signature and the same result, bit for bit. The exceptions are `find_threshold`, `first_threshold`
-and `sidco_fit`, whose thresholds may differ as their sums do. `quantile` runs on CUDA only.
+and `sidco_fit`. Their sums may differ in the last bits, and so may their thresholds. `quantile`
+runs on CUDA only.
 """
 
 from gradwire.kernels.bisect_list import bisect_list

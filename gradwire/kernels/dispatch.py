@@ -1,7 +1,7 @@
 """Choose the version of an op that a device gets.
 
-Every op has a reference, which is plain torch and runs on any device. Some ops have a CPU twin.
-Most ops have a Triton version, which runs on CUDA.
+Every op has a reference in plain torch, which runs on any device. Some ops have a CPU twin. Most
+ops have a Triton version, which runs on CUDA.
 """
 
 import functools
@@ -23,10 +23,10 @@ def versions(
     cpu: Callable[..., R] | None = None,
     triton: str | None = None,
 ) -> Callable[[torch.device], Callable[..., R]]:
-    """Return a function that returns the version of an op for a device.
+    """Return a function that chooses the version of an op for a device.
 
-    triton: the dotted path of the Triton version. It is imported on first use, because CPU users
-    need not have Triton.
+    triton: the dotted path of the Triton version. The version is imported on first use, because CPU
+    users need not have Triton.
     """
 
     @functools.cache

@@ -1,4 +1,4 @@
-"""draw: entries of a vector at random, no two the same, without looking at it."""
+"""draw: take distinct random entries of a vector, without a look at their values."""
 
 import math
 
@@ -9,6 +9,7 @@ from gradwire.hashing import splitmix64_golden
 from gradwire.kernels.dispatch import versions
 
 ROUNDS = 6
+"""Rounds of the Feistel network."""
 
 
 def draw(
@@ -20,20 +21,23 @@ def draw(
     ends: Tensor | None = None,
     shifts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """int32 indices, ascending, of k entries drawn uniformly from a vector; and how many they are.
+    """Return k distinct entries drawn uniformly: int32 indices, ascending, and count (0-d int32).
 
-    They are where 0 .. k-1 land under a permutation of 0 .. size-1 whose key is a hash of `draws`
-    (0-d int64, how many draws there were, one more afterwards) and `stream`, a 64-bit number: the
-    same on every device. A Feistel network permutes an a x b grid that just covers `size`; what
-    lands outside walks on until it is inside.
-    length: of the vector; `size` of it are not padding. ends, shifts (int64): the n-th of these is
-    entry n + shifts[j], where j of the ends are <= n.
+    A permutation of 0 .. size - 1 sends 0 .. k - 1 to the drawn entries. Its key is a hash of
+    `draws` and `stream`, so that every device draws the same entries. The permutation is a Feistel
+    network on an a x b grid that just covers `size`. An entry that lands outside `size` is permuted
+    again until it lands inside.
+    draws: 0-d int64, the number of draws before this one; one more afterwards. stream: a 64-bit
+    number.
+    length: entries of the vector, `size` of them not padding.
+    ends, shifts (int64): entry n of `size` is entry n + shifts[j] of the vector, where j of the
+    ends are <= n.
     """
     return _draw_on(draws.device)(k, size, length, draws, stream, ends, shifts)
 
 
 def pick(u: Tensor, indices: Tensor) -> Tensor:
-    """The entries of u that were drawn; zero where none was."""
+    """Return the entries of u at the drawn indices; zero where an index is padding."""
     return _pick_on(u.device)(u, indices)
 
 
@@ -46,37 +50,40 @@ def draw_torch(
     ends: Tensor | None = None,
     shifts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """See `draw`. Sorts what was drawn.
+    """Compute `draw` with torch ops, and sort the drawn entries.
 
-    The grid exceeds `size` by less than one row, so few walks leave an entry outside once in 10^20
-    draws, if at all: it then counts as not drawn, and its index is `length`.
+    Only a fixed number of extra permutations is made. Once in 10^20 draws an entry may stay
+    outside. Such an entry counts as not drawn, and its index is `length`.
     """
     key = splitmix64_golden(draws + stream)
     draws.add_(1)
-    everyone = torch.arange(k, dtype=torch.int64, device=draws.device)
-    drawn = permuted(everyone, size, key).sort().values
+    order = torch.arange(k, dtype=torch.int64, device=draws.device)
+    drawn = permuted(order, size, key).sort().values
     inside = drawn < size
-    where = drawn.clamp(max=size - 1)
+    entries = drawn.clamp(max=size - 1)
     if ends is not None and shifts is not None:
-        where = where + shifts[torch.searchsorted(ends, where, right=True)]
-    indices = torch.where(inside, where, length).to(torch.int32)
+        entries = entries + shifts[torch.searchsorted(ends, entries, right=True)]
+    indices = torch.where(inside, entries, length).to(torch.int32)
     return indices, inside.sum(dtype=torch.int32)
 
 
 def pick_torch(u: Tensor, indices: Tensor) -> Tensor:
-    """See `pick`."""
-    where = indices.clamp(max=u.numel() - 1)
-    return torch.where(indices < u.numel(), u[where], 0)
+    """Compute `pick` with torch ops."""
+    inside = indices.clamp(max=u.numel() - 1)
+    return torch.where(indices < u.numel(), u[inside], 0)
 
 
 def grid(size: int) -> tuple[int, int]:
-    """The sides of the smallest grid, nearly a square, that has `size` cells."""
+    """Return the sides of the smallest grid, nearly a square, that has `size` cells."""
     a = max(1, math.isqrt(size))
     return a, -(-size // a)
 
 
 def permuted(x: Tensor, size: int, key: Tensor) -> Tensor:
-    """Where each x (int64) lands under a permutation of 0..size-1 keyed by `key` (0-d int64)."""
+    """Return the place of each x (int64) under a permutation of 0 .. size - 1.
+
+    key: 0-d int64, the key of the permutation.
+    """
     a, b = grid(size)
     out = _feistel(x, a, b, key)
     for _ in range(_walks(size, a * b)):
@@ -87,7 +94,10 @@ def permuted(x: Tensor, size: int, key: Tensor) -> Tensor:
 
 
 def _walks(size: int, cells: int) -> int:
-    """Steps after which an entry is outside with probability 10^-20; at most what is outside."""
+    """Return the number of extra permutations that leave an entry outside with probability 10^-20.
+
+    As many as there are cells outside always suffice.
+    """
     if cells == size:
         return 0
     return min(cells - size, math.ceil(math.log(1e-20) / math.log((cells - size) / cells)))

@@ -1,4 +1,4 @@
-"""join: the index lists of all ranks -> their union, and what u has there."""
+"""join: the union of the index lists of all ranks, and the entries of u at these indices."""
 
 import torch
 from torch import Tensor
@@ -7,27 +7,32 @@ from gradwire.kernels.dispatch import versions
 
 
 def join(lists: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(where, values, count): the distinct indices, ascending, and u at each; count is 0-d int32.
+    """Return (indices, values, count): the distinct indices, ascending, and u at each index.
 
-    lists: flat int32, in 0..size; size is padding. where and values have room for the smaller of
-    size and the length of the lists; behind `count` they are (size, 0).
+    count is 0-d int32. Indices and values have room for the smaller of size and the length of the
+    lists. Behind `count` they are (size, 0).
+    lists: flat int32, in 0 .. size; size is padding.
     """
     return _join_on(u.device)(lists, u)
 
 
 def join_torch(lists: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """See `join`."""
-    where = merge(lists, u.numel())
-    real = where < u.numel()
-    values = torch.where(real, u.index_select(0, where.clamp(max=u.numel() - 1)), 0)
-    return where, values, real.sum(dtype=torch.int32)
+    """Compute `join` with torch ops."""
+    indices = merge(lists, u.numel())
+    real = indices < u.numel()
+    values = torch.where(real, u.index_select(0, indices.clamp(max=u.numel() - 1)), 0)
+    return indices, values, real.sum(dtype=torch.int32)
 
 
 def merge(indices: Tensor, size: int) -> Tensor:
-    """The distinct indices, ascending, then padding (= size); as long as there is room for."""
+    """Return the distinct indices, ascending, then padding (= size).
+
+    The result is as long as `indices`, but not longer than `size`.
+    """
     room = min(size, indices.numel())
     ascending = indices.sort().values
-    # Repeated ones have the place of the first, and so has the padding, which may be one too many.
+    # Equal indices have the place of the first of them. Padding may need one place more than there
+    # is room for, so `out` has a spare entry.
     place = (ascending[1:] != ascending[:-1]).cumsum(0)
     out = torch.full((room + 1,), size, dtype=torch.int32, device=indices.device)
     out[:1] = ascending[:1]

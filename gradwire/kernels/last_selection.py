@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 COUNTS = 1024 + 128
+"""int32 words of `LastSelection.counts`: bins, then sums of squares."""
 THRESHOLD, LAST_INDEX, CROWDED = range(3)
 """Places in `LastSelection.record`."""
 

@@ -1,4 +1,4 @@
-"""mean: of one row a rank, added in rank order."""
+"""mean: the mean of one row per rank, added in rank order."""
 
 import torch
 from torch import Tensor
@@ -7,12 +7,12 @@ from gradwire.kernels.dispatch import versions
 
 
 def mean(rows: Tensor) -> Tensor:
-    """The fp32 mean of float rows [ranks, n], contiguous; added in order, in fp32."""
+    """Return the fp32 mean of contiguous float rows [ranks, n], added in rank order in fp32."""
     return _mean_on(rows.device)(rows)
 
 
 def mean_torch(rows: Tensor) -> Tensor:
-    """See `mean`."""
+    """Compute `mean` with torch ops."""
     total = rows[0].float()
     for row in rows[1:]:
         total = total + row.float()

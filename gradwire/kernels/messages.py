@@ -1,4 +1,4 @@
-"""The mean of the messages of all ranks, the same bits everywhere."""
+"""mean_of_messages: the mean of the messages of all ranks, with the same bits on every rank."""
 
 import torch
 from torch import Tensor
@@ -8,8 +8,9 @@ from gradwire.kernels.scatter import start
 from gradwire.kernels.side_stream import Target
 
 HEADER = 32
+"""Bytes of the header of a message."""
 MANY = 1 << 18
-"""Entries that are read together: more take more memory, and no less time."""
+"""Entries that are read together. More would take more memory, and save no time."""
 
 
 def mean_of_messages(
@@ -21,14 +22,16 @@ def mean_of_messages(
     common: Tensor | None = None,
     into: Target | None = None,
 ) -> tuple[Tensor | None, Tensor]:
-    """(mean, ok): fp32 [size + 1], the last entry spare, and whether every message can be used.
+    """Return (mean, ok): fp32 [size + 1], the last entry spare, and True (0-d) if all are usable.
 
-    gathered: uint8 [ranks, bytes], the messages in rank order. own: this rank's message, whose
-    header the others must match in every word but count, and in the finite flag where it is 1.
-    Messages hold `capacity` ascending indices (none when `common` are given) and as many `values`.
-    Added from zero rank by rank, each value divided by the number of ranks; an index outside
-    0..size-1 is passed over. When not ok (0-d bool) the mean is NaN everywhere.
-    into: where the mean goes; None in its place where that is into pieces.
+    The sum starts at zero and goes rank by rank. Each value is divided by the number of ranks
+    before it is added. An index outside 0 .. size - 1 is skipped. If not ok, the mean is NaN
+    everywhere.
+    gathered: uint8 [ranks, bytes], the messages in rank order. Each has `capacity` ascending
+    indices (none if `common` is given) and as many `values`.
+    own: this rank's message. The header of each message must agree with it in every word but the
+    count, and must say finite.
+    into: the target of the mean. If it has pieces, None is returned in place of the mean.
     """
     version = _mean_of_messages_on(gathered.device)
     return version(gathered, own, size, capacity, values, common, into)
@@ -43,7 +46,7 @@ def mean_of_messages_torch(
     common: Tensor | None = None,
     into: Target | None = None,
 ) -> tuple[Tensor | None, Tensor]:
-    """See `mean_of_messages`."""
+    """Compute `mean_of_messages` with torch ops."""
     words = gathered[:, :HEADER].contiguous().view(torch.int32)
     same = words == own[:HEADER].view(torch.int32)
     ok = same[:, :3].all() & same[:, 5:].all() & (words[:, 4] == 1).all()
@@ -58,12 +61,12 @@ def mean_of_messages_torch(
     together = max(1, MANY // max(1, capacity))
     for rows in gathered.split(together):
         indices = rows[:, HEADER:split].view(torch.int32) if common is None else common
-        given = rows[:, split : split + capacity * values.itemsize].view(values).float()
+        shares = rows[:, split : split + capacity * values.itemsize].view(values).float()
         inside = (indices >= 0) & (indices < size)
-        given = torch.where(inside, given, 0) / ranks
-        where = torch.where(inside, indices, size).expand_as(given)
-        for one, values_there in zip(where.unbind(), given.unbind(), strict=True):
-            out.index_add_(0, one, values_there)
+        shares = torch.where(inside, shares, 0) / ranks
+        indices = torch.where(inside, indices, size).expand_as(shares)
+        for rank_indices, rank_shares in zip(indices.unbind(), shares.unbind(), strict=True):
+            out.index_add_(0, rank_indices, rank_shares)
     for place, piece in into.pieces:
         piece.copy_(out[place : place + piece.numel()])
     return into.out, ok

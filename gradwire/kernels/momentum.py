@@ -1,4 +1,4 @@
-"""momentum: the scan with momentum correction."""
+"""momentum: add the gradient to the momentum, and the momentum to the residual."""
 
 from collections.abc import Sequence
 
@@ -22,14 +22,16 @@ def momentum(
     nesterov: bool = False,
     last_selection: LastSelection | None = None,
 ) -> Tensor:
-    """As `scan`, but velocity = factor * velocity + gradient, and residual += velocity, in place.
+    """Update velocity = factor * velocity + gradient and residual += velocity, in place.
 
     With `nesterov`: velocity = factor * (velocity + gradient), residual += velocity + gradient.
-    Momentum correction of Lin et al. (2018): what waits in the residual is the sum of velocities,
-    so an entry that is sent late has the momentum it would have had. velocity: fp32, as long as
-    the residual; what no piece covers stays as it is. An entry whose velocity or sum is not finite
-    keeps both as they were. last_selection (CUDA): counts the maxima, for the selection.
-    Moves 20 bytes an entry for fp32 gradients.
+    This is the momentum correction of Lin et al. (2018). A waiting entry of the residual is a sum
+    of velocities. An entry that is sent late therefore has the momentum that it would have had.
+    Return True (0-d bool) if every entry was finite. An entry whose velocity or sum is not finite
+    keeps its old values. The other arguments are those of `scan`.
+    velocity: fp32, as long as the residual; entries outside all pieces stay unchanged.
+    last_selection (CUDA): the maxima are counted there for the next selection.
+    Moves 20 bytes per entry for fp32 gradients.
     """
     version = _momentum_on(residual.device)
     counts = () if last_selection is None else (last_selection,)
@@ -46,7 +48,7 @@ def momentum_cpu(
     unscale: Tensor | None = None,
     nesterov: bool = False,
 ) -> Tensor:
-    """See `momentum`."""
+    """Compute `momentum` in stretches that one thread handles: see `ALONE`."""
     stretches = [
         (place + start, gradient[start : start + ALONE])
         for place, gradient in pieces
@@ -72,14 +74,14 @@ def momentum_torch(
     unscale: Tensor | None = None,
     nesterov: bool = False,
 ) -> Tensor:
-    """See `momentum`."""
+    """Compute `momentum` with torch ops."""
     finite = torch.ones((), dtype=torch.bool, device=residual.device)
     for place, gradient in pieces:
-        there = slice(place, place + gradient.numel())
-        kept, speed = residual[there], velocity[there]
-        given = gradient.float() if unscale is None else gradient.float() * unscale
-        faster = (speed + given) * factor if nesterov else speed * factor + given
-        u = kept + (faster + given if nesterov else faster)
+        span = slice(place, place + gradient.numel())
+        kept, speed = residual[span], velocity[span]
+        added = gradient.float() if unscale is None else gradient.float() * unscale
+        faster = (speed + added) * factor if nesterov else speed * factor + added
+        u = kept + (faster + added if nesterov else faster)
         good = torch.isfinite(faster) & torch.isfinite(u)
         finite = finite & good.all()
         speed.copy_(torch.where(good, faster, speed))

@@ -1,4 +1,4 @@
-"""Add the gradient to the residual, with the maximum of every block on the way."""
+"""scan: add the gradient to the residual, and find the maximum of every block on the way."""
 
 import time
 from collections.abc import Sequence
@@ -12,11 +12,12 @@ from gradwire.kernels.pieces import Piece
 from gradwire.types import align
 
 STRETCH = 1 << 18
+"""Entries that the CPU scans at a time, so that intermediate results stay in the cache."""
 ALONE = (1 << 15) - 64
-"""Entries that torch does not split over threads. Where cores are busy, beside other ranks or data
-loaders, threads wait milliseconds for each other in every operation: a hundred times the work."""
+"""Entries that torch handles in one thread. On busy cores, beside other ranks or data loaders,
+threads wait milliseconds for each other in every operation: a hundred times the work."""
 LATE = 2e-3
-"""Seconds, ten times the time of a stretch, after which one thread does the rest of the piece."""
+"""Seconds, ten times the time of a stretch. After a slower stretch one thread does the others."""
 
 
 __all__ = ["Piece", "scan"]
@@ -31,18 +32,19 @@ def scan(
     last_selection: LastSelection | None = None,
     skipped: Tensor | None = None,
 ) -> Tensor:
-    """Whether every entry was finite (0-d bool); `residual` becomes u, `maxima` is filled.
+    """Turn `residual` into u in place, fill `maxima`, and return True if every entry was finite.
 
-    residual: fp32 or bf16, a multiple of `block` long. pieces: flat gradients in any float dtype,
-    each starting at a multiple of `block`; together they cover what changes. maxima: fp32, one for
-    each block, or None when nobody needs them; int16 (CUDA) for the 16 bits after the sign.
-    unscale: 0-d factor on the gradient (1 / loss scale). An entry whose sum is not finite keeps its
-    old residual, so a bad gradient never gets in. A bf16 residual forgets what rounding u takes
-    away.
-    last_selection (CUDA): the maxima are counted, for the next selection. With `skipped` (0-d bool)
-    the residual still holds what the last selection chose: unless it is true, that is cleared
-    first.
-    Moves 12 bytes an entry for fp32 gradients.
+    The result is 0-d bool. An entry whose sum is not finite keeps its old residual, so a bad
+    gradient never gets in. Moves 12 bytes per entry for fp32 gradients.
+    residual: fp32 or bf16, a multiple of `block` long. A bf16 residual forgets the part of u that
+    rounding takes away.
+    pieces: flat gradients in any float dtype, each starting at a multiple of `block`.
+    maxima: fp32, one for each block, or None if nobody needs them. int16 (CUDA): only the 16 bits
+    after the sign.
+    unscale: 0-d factor on the gradient (1 / loss scale).
+    last_selection (CUDA): the maxima are counted there for the next selection.
+    skipped: 0-d bool, if the residual still holds the winners of the last selection. They are
+    cleared first, unless `skipped` is True.
     """
     version = _scan_on(residual.device)
     if last_selection is None:
@@ -57,7 +59,7 @@ def scan_cpu(
     block: int,
     unscale: Tensor | None = None,
 ) -> Tensor:
-    """See `scan`. In stretches that stay in the cache, so that memory is passed over once."""
+    """Compute `scan` in stretches that stay in the cache, so that memory is read only once."""
     if residual.dtype != torch.float32:
         return scan_torch(residual, pieces, maxima, block, unscale)
     factor = 1.0 if unscale is None else float(unscale)
@@ -76,11 +78,11 @@ def scan_cpu(
             torch.add(kept, part, alpha=factor, out=new)
             padded[n:] = 0
             largest = scratch[:rows] if maxima is None else maxima[first : first + rows]
-            _largest(padded, magnitude, block, largest)
+            _store_maxima(padded, magnitude, block, largest)
             if not float(largest.amax()) < float("inf"):
                 finite = False
                 torch.where(torch.isfinite(new), new, kept, out=new)
-                _largest(padded, magnitude, block, largest)
+                _store_maxima(padded, magnitude, block, largest)
             kept.copy_(new)
             start += step
             if time.perf_counter() - begin > LATE:
@@ -88,7 +90,7 @@ def scan_cpu(
     return torch.tensor(finite, dtype=torch.bool)
 
 
-def _largest(u: Tensor, scratch: Tensor, block: int, out: Tensor) -> None:
+def _store_maxima(u: Tensor, scratch: Tensor, block: int, out: Tensor) -> None:
     magnitude = torch.abs(u, out=scratch[: u.numel()])
     torch.amax(magnitude.view(-1, block), dim=1, out=out)
 
@@ -100,7 +102,7 @@ def scan_torch(
     block: int,
     unscale: Tensor | None = None,
 ) -> Tensor:
-    """See `scan`."""
+    """Compute `scan` with torch ops."""
     finite = torch.ones((), dtype=torch.bool, device=residual.device)
     for offset, gradient in pieces:
         kept = residual[offset : offset + gradient.numel()]

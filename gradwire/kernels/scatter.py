@@ -1,4 +1,4 @@
-"""Add the entries of a message to a dense vector, or take them away."""
+"""Add the entries of a message to a dense vector, or subtract them from it."""
 
 import torch
 from torch import Tensor
@@ -7,30 +7,30 @@ from gradwire.kernels.dispatch import versions
 
 
 def settle(buffer: Tensor, indices: Tensor, values: Tensor, skipped: Tensor) -> None:
-    """`buffer[indices] -= values`, in place, unless `skipped` (0-d bool); padding is passed over.
+    """Compute `buffer[indices] -= values` in place, unless `skipped` (0-d bool) is True.
 
-    Indices are unique but for the padding, which points at the spare last entry of `buffer`; that
-    entry is zero afterwards.
+    Indices are unique, except for padding, which points to the spare last entry of `buffer`. The
+    spare entry is zero afterwards.
     """
     _settle_on(buffer.device)(buffer, indices, values, skipped)
 
 
 def start(out: Tensor, ok: Tensor) -> None:
-    """Every entry of `out` becomes 0, or NaN where not `ok` (0-d bool)."""
+    """Set every entry of `out` to 0, or to NaN if `ok` (0-d bool) is False."""
     out.copy_(torch.where(ok, out.new_zeros(()), float("nan")))
 
 
 def spread(out: Tensor, indices: Tensor, values: Tensor) -> None:
-    """`out[indices] += values`, in place; `out` has a spare last entry that takes the padding.
+    """Compute `out[indices] += values` in place; the spare last entry of `out` takes the padding.
 
-    Indices are unique within a message but for the padding, whose values are zero: the sum does
-    not depend on the order in which a device adds them.
+    Indices are unique within a message, except for padding, whose values are zero. The sum
+    therefore does not depend on the order in which a device adds.
     """
     out.index_add_(0, indices, values)
 
 
 def settle_torch(buffer: Tensor, indices: Tensor, values: Tensor, skipped: Tensor) -> None:
-    """See `settle`."""
+    """Compute `settle` with torch ops."""
     buffer.index_add_(0, indices, -values * (~skipped).to(values.dtype))
     buffer[-1:].zero_()
 

@@ -1,9 +1,9 @@
-"""Choose entries of a vector: the k largest, or those beyond a threshold.
+"""Choose entries of a vector: the k largest, or those above a threshold.
 
-On the CPU block maxima rule out nearly everything before anything is compared exactly. The k-th
-largest block maximum t is never above the k-th largest magnitude, because k blocks hold an entry of
-at least t. A block whose maximum is below t therefore holds no winner. The rest is little, and
-numpy handles it in one thread: torch's threads wait for each other where cores are busy.
+On the CPU, block maxima rule out nearly all entries before any exact comparison. The k-th largest
+block maximum t is never above the k-th largest magnitude, because k blocks hold an entry of at
+least t. A block whose maximum is below t therefore holds no winner. numpy compares the few entries
+that remain in one thread: torch's threads wait for each other on busy cores.
 """
 
 from collections.abc import Callable
@@ -19,10 +19,10 @@ from gradwire.kernels.scan import STRETCH
 
 
 def topk(u: Tensor, k: int, maxima: Tensor | None = None, block: int = 0) -> Tensor:
-    """int32 indices, ascending, of the k largest |u|; ties go to the smaller index.
+    """Return int32 indices, ascending, of the k largest |u|; ties go to the smaller index.
 
-    u: flat and finite. maxima: max |u| of every `block` consecutive entries, when a scan left
-    them; computed here otherwise.
+    u: flat and finite.
+    maxima: max |u| of every `block` consecutive entries, if a scan left them; computed otherwise.
     """
     return select(u, k, maxima, block)[0]
 
@@ -34,9 +34,9 @@ def select(
     block: int = 0,
     last_selection: LastSelection | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The indices of `topk`, and the entries of u there.
+    """Return the indices of `topk`, and the entries of u at these indices.
 
-    last_selection (CUDA): is told where the winners end.
+    last_selection (CUDA): the end of this selection is noted there.
     """
     if last_selection is None:
         return _select_on(u.device)(u, k, maxima, block)
@@ -44,15 +44,17 @@ def select(
 
 
 def _with_values(version: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
-    def both(u: Tensor, k: int, maxima: Tensor | None, block: int) -> tuple[Tensor, Tensor]:
+    def select_version(
+        u: Tensor, k: int, maxima: Tensor | None, block: int
+    ) -> tuple[Tensor, Tensor]:
         indices = version(u, k, maxima, block)
         return indices, u[indices]
 
-    return both
+    return select_version
 
 
 def block_size(size: int, k: int, device: torch.device = torch.device("cpu")) -> int:
-    """Entries a block for choosing k of `size`; 0 where blocks cannot rule out enough to pay."""
+    """Return the entries per block for choosing k of `size`; 0 if blocks would not save time."""
     if device.type == "cuda":
         if k * 2000 <= size:
             return 64
@@ -67,10 +69,11 @@ def block_size(size: int, k: int, device: torch.device = torch.device("cpu")) ->
 def quantile(
     u: Tensor, scale: float, k: int, maxima: Tensor, block: int, last_selection: LastSelection
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What `above` finds for the threshold of `Rule.NORMAL`, which takes no launch of its own.
+    """Return the result of `above` for the threshold of `Rule.NORMAL`, without a launch to find it.
 
-    CUDA only, where `last_selection.has_counts`. The mean square is that of the entries the scan
-    counted; the threshold is held between two magnitudes that k and 1.25 k blocks surely reach.
+    CUDA only, and only if `last_selection.has_counts`. The mean square is that of the entries that
+    the scan counted. The threshold is held between two magnitudes: k blocks surely reach one of
+    them, 1.25 k blocks the other.
     """
     from gradwire.kernels.triton.select.entry import quantile_triton
 
@@ -81,13 +84,14 @@ def above(
     u: Tensor, threshold: Tensor, capacity: int, maxima: Tensor | None = None, block: int = 0,
     last_selection: LastSelection | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """int32 indices, values and count (0-d int32) of the entries with |u| > threshold.
+    """Return the entries with |u| > threshold: int32 indices, values and count (0-d int32).
 
-    Ascending, padded to `capacity` with (size, 0). Where more entries pass, the `capacity` largest
-    are taken, ties to the smaller index: a bad threshold cannot flood the wire.
-    u: flat and finite. threshold: 0-d fp32 on u's device; NaN passes nothing. maxima: max |u| of
-    every `block` consecutive entries, when a scan left them: a block whose maximum does not pass is
-    not read. last_selection (CUDA): is told where the winners end.
+    Indices are ascending, and padded to `capacity` with (size, 0). If more entries pass, the
+    `capacity` largest are taken, ties to the smaller index. A bad threshold therefore cannot flood
+    the network.
+    u: flat and finite. threshold: 0-d fp32 on the device of u; NaN lets nothing pass.
+    maxima: max |u| of every `block` consecutive entries, if a scan left them. A block whose maximum
+    does not pass is not read. last_selection (CUDA): the end of this selection is noted there.
     """
     if last_selection is None:
         return _above_on(u.device)(u, threshold, capacity, maxima, block)
@@ -95,7 +99,7 @@ def above(
 
 
 def topk_torch(u: Tensor, k: int, maxima: Tensor | None = None, block: int = 0) -> Tensor:
-    """See `topk`. The k-th magnitude, then everything above it and the first ties."""
+    """Compute `topk` with torch ops: take all above the k-th magnitude, then the first ties."""
     if k == 0:
         return torch.empty(0, dtype=torch.int32, device=u.device)
     magnitude = u.abs()
@@ -103,17 +107,20 @@ def topk_torch(u: Tensor, k: int, maxima: Tensor | None = None, block: int = 0) 
     above = magnitude > bound
     tied = magnitude == bound
     chosen = above | (tied & (tied.cumsum(0) <= k - above.sum()))
-    # One more place than k takes the writes of everything that was not chosen.
+    # The spare last place takes the writes of entries that are not chosen.
     place = torch.where(chosen, chosen.cumsum(0) - 1, k)
     out = torch.empty(k + 1, dtype=torch.int32, device=u.device)
-    everyone = torch.arange(u.numel(), dtype=torch.int32, device=u.device)
-    return out.scatter_(0, place, everyone)[:k]
+    order = torch.arange(u.numel(), dtype=torch.int32, device=u.device)
+    return out.scatter_(0, place, order)[:k]
 
 
 def above_torch(
     u: Tensor, threshold: Tensor, capacity: int, maxima: Tensor | None = None, block: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `above`. The largest, with what does not pass as zeros, which are left out then."""
+    """Compute `above` with torch ops.
+
+    Entries that do not pass become zero before the largest are chosen, and padding afterwards.
+    """
     size, room = u.numel(), min(capacity, u.numel())
     magnitude = u.abs().to(torch.promote_types(u.dtype, torch.float32))
     passes = magnitude > threshold
@@ -126,9 +133,7 @@ def above_torch(
 
 
 def topk_cpu(u: Tensor, k: int, maxima: Tensor | None = None, block: int = 0) -> Tensor:
-    """See `topk`."""
-    from gradwire.kernels.select import block_size
-
+    """Compute `topk` with numpy."""
     if k == 0:
         return torch.empty(0, dtype=torch.int32)
     if maxima is None:
@@ -138,13 +143,13 @@ def topk_cpu(u: Tensor, k: int, maxima: Tensor | None = None, block: int = 0) ->
     if maxima is None or maxima.numel() <= k:
         return exact(np.arange(entries.size), np.abs(entries), k)
     largest = array(maxima)
-    bound = kth_largest(largest, k)
-    where, magnitude = candidates(entries, np.flatnonzero(largest >= bound), block, bound)
-    return exact(where, magnitude, k)
+    bound = _kth_largest(largest, k)
+    indices, magnitude = candidates(entries, np.flatnonzero(largest >= bound), block, bound)
+    return exact(indices, magnitude, k)
 
 
 def array(x: Tensor) -> np.ndarray:
-    """The same memory; a copy for bf16, which numpy does not know."""
+    """Return the memory of x as a numpy array; for bf16, which numpy lacks, an fp32 copy."""
     return x.float().numpy() if x.dtype == torch.bfloat16 else x.numpy()
 
 
@@ -155,23 +160,26 @@ def candidates(
     bound: float | np.floating,
     passes: np.ufunc = np.greater_equal,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Where the entries that pass `bound` are in the named blocks, ascending, and their size."""
+    """Return the entries in the named blocks that pass `bound`: indices and magnitudes.
+
+    Indices are ascending.
+    """
     rows = u.size // block
     whole = blocks[blocks < rows]
     magnitude = np.abs(u[: rows * block].reshape(rows, block)[whole]).reshape(-1)
     near = np.flatnonzero(passes(magnitude, bound))
-    where = whole[near // block] * block + near % block
+    indices = whole[near // block] * block + near % block
     magnitude = magnitude[near]
     if whole.size < blocks.size:
         tail = np.abs(u[rows * block :])
         last = np.flatnonzero(passes(tail, bound))
-        where = np.concatenate([where, last + rows * block])
+        indices = np.concatenate([indices, last + rows * block])
         magnitude = np.concatenate([magnitude, tail[last]])
-    return where, magnitude
+    return indices, magnitude
 
 
 def block_maxima(u: Tensor, block: int) -> Tensor:
-    """max |u| of every `block` consecutive entries; the last block may be shorter."""
+    """Return max |u| of every `block` consecutive entries; the last block may be shorter."""
     out = torch.empty(-(-u.numel() // block), dtype=u.dtype)
     step = STRETCH // block * block
     scratch = torch.empty(min(step, u.numel()), dtype=u.dtype)
@@ -186,19 +194,22 @@ def block_maxima(u: Tensor, block: int) -> Tensor:
     return out
 
 
-def exact(where: np.ndarray, magnitude: np.ndarray, k: int) -> Tensor:
-    """The k largest of the candidates; `where` is ascending, and so is the result."""
-    bound = kth_largest(magnitude, k)
+def exact(indices: np.ndarray, magnitude: np.ndarray, k: int) -> Tensor:
+    """Return the indices, ascending, of the k largest of the candidates.
+
+    indices: of the candidates, ascending.
+    """
+    bound = _kth_largest(magnitude, k)
     chosen = magnitude > bound
     missing = k - np.count_nonzero(chosen)
     chosen[np.flatnonzero(magnitude == bound)[:missing]] = True
-    out = where[chosen].astype(np.int32)
+    out = indices[chosen].astype(np.int32)
     assert out.size == k, f"{out.size} of {k} entries: u or its maxima are not finite"
     return torch.from_numpy(out)
 
 
 def padded(u: Tensor, chosen: Tensor, capacity: int) -> tuple[Tensor, Tensor, Tensor]:
-    """int32 indices and values of the chosen entries, with (size, 0) behind them; their count."""
+    """Return int32 indices and values of the chosen entries, padded with (size, 0), and count."""
     indices = torch.full((capacity,), u.numel(), dtype=torch.int32)
     values = torch.zeros(capacity, dtype=u.dtype)
     indices[: chosen.numel()] = chosen
@@ -206,15 +217,15 @@ def padded(u: Tensor, chosen: Tensor, capacity: int) -> tuple[Tensor, Tensor, Te
     return indices, values, torch.tensor(chosen.numel(), dtype=torch.int32)
 
 
-def kth_largest(x: np.ndarray, k: int) -> float:
-    """numpy's introselect is twice as fast here as torch.topk."""
+def _kth_largest(x: np.ndarray, k: int) -> float:
+    """Return the k-th largest of x. numpy is twice as fast here as torch.topk."""
     return float(np.partition(x, x.size - k)[x.size - k])
 
 
 def above_cpu(
     u: Tensor, threshold: Tensor, capacity: int, maxima: Tensor | None = None, block: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `above`."""
+    """Compute `above` with numpy."""
     return padded(u, _chosen(u, threshold, capacity, maxima, block), capacity)
 
 
@@ -227,16 +238,17 @@ def _chosen(
         return torch.empty(0, dtype=torch.int32)
     if maxima is None:
         magnitude = np.abs(entries)
-        where = np.flatnonzero(magnitude > bound)
-        magnitude = magnitude[where]
+        indices = np.flatnonzero(magnitude > bound)
+        magnitude = magnitude[indices]
     else:
         blocks = np.flatnonzero(array(maxima) > bound)
-        if blocks.size > capacity:  # so do their entries, and nearly all may pass
+        if blocks.size > capacity:
+            # Each of these blocks has an entry that passes, so the limit will decide.
             return topk_cpu(u, capacity, maxima, block)
-        where, magnitude = candidates(entries, blocks, block, bound, np.greater)
-    if where.size > capacity:
-        return exact(where, magnitude, capacity)
-    return torch.from_numpy(where.astype(np.int32))
+        indices, magnitude = candidates(entries, blocks, block, bound, np.greater)
+    if indices.size > capacity:
+        return exact(indices, magnitude, capacity)
+    return torch.from_numpy(indices.astype(np.int32))
 
 
 _select_on = versions(

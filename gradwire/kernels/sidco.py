@@ -1,4 +1,4 @@
-"""The two steps of SIDCo: fit a threshold in stages, then adapt the number of stages."""
+"""The two steps of SIDCo: fit a threshold in stages, and adapt the number of stages."""
 
 import math
 
@@ -8,18 +8,23 @@ from torch import Tensor
 from gradwire.kernels.dispatch import versions
 
 FIRST = 0.25
+"""The share that the first of several stages aims at."""
 EVERY = 5
+"""Calls between two changes of the number of stages."""
 FEW = 0.8
+"""Below this mean of count / k there is one stage more."""
 MANY = 1.2
+"""Above this mean of count / k there is one stage less."""
 
 
 def sidco_fit(u: Tensor, step: int, share: float, stages: Tensor, most: int) -> Tensor:
-    """The threshold (0-d fp32) after `stages` (0-d int64), 1 to `most`, that aim at `share`.
+    """Return the threshold (0-d fp32) after `stages` (0-d int64, 1 to `most`) that aim at `share`.
 
-    Over every `step`-th |u|. One stage: the mean times ln(1 / share). More: the first aims at a
-    quarter, each next at the same share of what passed: t = min + (mean - min) ln(1 / that share),
-    min and mean over those; where nothing passed, the largest. Versions differ in the last bits of
-    the sums, and by what follows from that.
+    Only every `step`-th |u| is looked at. With one stage the threshold is the mean times ln(1 /
+    share). With more, the first stage aims at a quarter. Each next stage looks at the magnitudes
+    that passed, and computes t = min + (mean - min) ln(1 / stage share) over them. All next stages
+    have the same stage share. If nothing passed, t is the largest magnitude. Versions differ in the
+    last bits of the sums, and therefore in the threshold.
     """
     return _sidco_fit_on(u.device)(u, step, share, stages, most)
 
@@ -27,19 +32,19 @@ def sidco_fit(u: Tensor, step: int, share: float, stages: Tensor, most: int) -> 
 def sidco_adapt(
     stages: Tensor, calls: Tensor, ratios: Tensor, count: Tensor, k: int, most: int
 ) -> None:
-    """Count this call, in place; after every fifth, one stage more or less, 1 to `most`.
+    """Count this call, in place; after every fifth call add or remove a stage, within 1 to `most`.
 
-    One more where the mean of count / k is below 0.8, one less above 1.2. stages, calls: 0-d int64;
-    ratios: the sum of count / k since the last change, 0-d fp32.
+    A mean of count / k below 0.8 adds one stage, above 1.2 removes one.
+    stages, calls: 0-d int64. ratios: 0-d fp32, the sum of count / k since the last change.
     """
     _sidco_adapt_on(stages.device)(stages, calls, ratios, count, k, most)
 
 
 def sidco_fit_torch(u: Tensor, step: int, share: float, stages: Tensor, most: int) -> Tensor:
-    """See `sidco_fit`. `low[i]` is minus the (i+1)-th largest magnitude.
+    """Compute `sidco_fit` with torch ops.
 
-    Its survivors are the i + 1 first. From each i one step leads to the next stage's, so a stage
-    costs one look into a table.
+    `low[i]` is minus the (i + 1)-th largest magnitude. A threshold just below it keeps the first i
+    + 1. `after[i]` leads from this stage to the next, so that a stage costs one table lookup.
     """
     seen = u[::step].abs().to(torch.promote_types(u.dtype, torch.float32))
     low = seen.neg().sort().values
@@ -53,14 +58,14 @@ def sidco_fit_torch(u: Tensor, step: int, share: float, stages: Tensor, most: in
     places = [place]
     for _ in range(most - 2):
         places.append(after[places[-1]])
-    found = torch.cat([mean[-1:] * math.log(1 / share), edges[torch.cat(places)]])
-    return -found.take((stages - 1).long()).float()
+    thresholds = torch.cat([mean[-1:] * math.log(1 / share), edges[torch.cat(places)]])
+    return -thresholds.take((stages - 1).long()).float()
 
 
 def sidco_adapt_torch(
     stages: Tensor, calls: Tensor, ratios: Tensor, count: Tensor, k: int, most: int
 ) -> None:
-    """See `sidco_adapt`."""
+    """Compute `sidco_adapt` with torch ops."""
     ratios.add_(count, alpha=1 / max(1, k))
     calls.add_(1)
     due = calls % EVERY == 0

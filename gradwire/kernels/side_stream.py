@@ -1,4 +1,4 @@
-"""Streams beside the current one: work, the zeroed mean, and memory that crosses over."""
+"""Streams beside the current one, the zeroed mean, and memory that crosses streams."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,26 +11,24 @@ from gradwire.kernels.dispatch import uses_triton
 from gradwire.kernels.pieces import Piece
 
 LARGE = 1 << 25
-"""Entries from which on a stream of its own pays: it takes the host two events."""
+"""Entries from which a side stream saves time: the host pays two events for it."""
 
 T = TypeVar("T")
 
 
 class SideStream(Generic[T]):
-    """Work on a stream at the side of the current one, which has one for each purpose.
+    """Work on a stream beside the current one; each purpose has one side stream.
 
-    urgent: its kernels go before what waits on the current stream, which otherwise, once a large
-    launch has begun there, they would wait for the end of.
-
-    It begins when all that the current stream has enqueued is done: what was allocated there and
-    given back is then in use no more.
+    The work begins when everything that the current stream has enqueued is done. Memory that was
+    allocated and freed there is then no longer in use.
+    urgent: use a high-priority stream, so that these kernels do not queue behind a large launch.
     """
 
     def __init__(
         self, purpose: str, device: torch.device, work: Callable[[], T], urgent: bool = False
     ) -> None:
         here = torch.cuda.current_stream(device)
-        side, fork, self._ready = _side(here, purpose, urgent)
+        side, fork, self._ready = _stream_and_events(here, purpose, urgent)
         self._device = device
         fork.record(here)
         side.wait_event(fork)
@@ -42,92 +40,92 @@ class SideStream(Generic[T]):
         self._ready.record(side)
 
     def result(self) -> T:
-        """What `work` returned; what the current stream does next finds it done."""
+        """Return the result of `work`; the current stream waits until the work is done."""
         torch.cuda.current_stream(self._device).wait_event(self._ready)
         return self._result
 
 
 def pays(size: int, device: torch.device) -> bool:
-    """Whether a vector of `size` takes so long that other work is worth a stream of its own."""
+    """Return True if a vector of `size` takes so long that a side stream saves time."""
     return size >= LARGE and device.type == "cuda" and uses_triton(device)
 
 
 @functools.cache
-def _side(
-    of: torch.cuda.Stream, purpose: str, urgent: bool
+def _stream_and_events(
+    current: torch.cuda.Stream, purpose: str, urgent: bool
 ) -> tuple[torch.cuda.Stream, torch.cuda.Event, torch.cuda.Event]:
-    """The stream, and the events of parting and meeting.
+    """Return the side stream, and the two events of parting and meeting.
 
-    Used again and again: whoever waits for an event waits for what was recorded last.
+    They are made once and used again. A wait for an event waits for its last record.
     """
-    stream = torch.cuda.Stream(of.device, priority=-1 if urgent else 0)
+    stream = torch.cuda.Stream(current.device, priority=-1 if urgent else 0)
     return stream, torch.cuda.Event(), torch.cuda.Event()
 
 
 class Target:
-    """A vector of `size + 1`, the last entry spare; or `pieces`, each for the part of the mean that
-    begins at its place, and nowhere else.
+    """The place of a mean: a vector of `size + 1`, the last entry spare, or `pieces`.
 
-    The mean is zero nearly everywhere. To write that takes a third of the time of a scan, and needs
-    no message: on CUDA, where there are many, a stream of its own does it while entries are chosen
-    and exchanged.
+    Each piece takes the part of the mean that begins at its place. The mean is zero nearly
+    everywhere. Writing the zeros takes a third of the time of a scan, and needs no message. For
+    large vectors on CUDA a side stream writes them while entries are chosen and exchanged.
     """
 
     def __init__(self, size: int, device: torch.device, pieces: Sequence[Piece] = ()) -> None:
         self.pieces = pieces
         self.size, self.device = size, device
         self.zeroed = False
-        self._beside: SideStream[None] | None = None
+        self._clearing: SideStream[None] | None = None
 
     @functools.cached_property
     def out(self) -> Tensor | None:
-        """The vector, made when it is first asked for; None where there are pieces."""
+        """The vector, made on first use; None if there are pieces."""
         if self.pieces:
             return None
         return torch.empty(self.size + 1, dtype=torch.float32, device=self.device)
 
     @property
     def vector(self) -> Tensor:
-        """The mean, where it is not in pieces."""
+        """The vector. There must be no pieces."""
         assert self.out is not None, "this mean is in pieces"
         return self.out
 
     def put(self, mean: Tensor) -> None:
-        """Take a mean that is ready: as the vector, or copied into the pieces."""
+        """Take a finished mean: as the vector, or copied into the pieces."""
         if self.pieces:
             parts = [mean[place : place + piece.numel()] for place, piece in self.pieces]
-            # One launch on CUDA, however many pieces there are.
+            # One launch on CUDA for any number of pieces.
             torch._foreach_copy_([piece for _, piece in self.pieces], parts)
         else:
             self.out = mean
 
     def clear(self) -> None:
-        """Have it zeroed, if that pays; who writes to it next calls `wait` and looks at `zeroed`.
+        """Zero the target on a side stream, if that saves time.
 
-        What the current stream has enqueued so far may still read it.
+        The next writer calls `wait` and reads `zeroed`. Work that the current stream has already
+        enqueued may still read the target.
         """
         if pays(self.size, self.device):
-            self._beside = SideStream("zero", self.device, self.zero)
+            self._clearing = SideStream("zero", self.device, self.zero)
 
     def zero(self) -> None:
-        """Zero it on the current stream, by the kernel."""
+        """Zero the target on the current stream, by the kernel."""
         from gradwire.kernels.triton.target import zero_triton
 
         zero_triton(self)
         self.zeroed = True
 
     def wait(self) -> None:
-        """What the current stream does next finds it cleared, if it was."""
-        if self._beside is not None:
-            self._beside.result()
+        """Make the current stream wait for the zeros, if `clear` began to write them."""
+        if self._clearing is not None:
+            self._clearing.result()
 
 
 def keep_for_stream(owner: Any, device: torch.device) -> None:
-    """Whenever a tensor that `owner` holds is dropped, its memory waits for the current stream.
+    """Delay the reuse of memory that `owner` holds until the current stream is done with it.
 
-    PyTorch gives memory back to the stream that it was made on, at once. What `attach` or a
-    checkpoint has made on the user's stream is dropped in a step, which has a stream of its own:
-    the backward pass would write over it before it was read.
+    PyTorch returns freed memory at once to the stream that allocated it. `attach` or a checkpoint
+    makes tensors on the user's stream. A step drops them on a stream of its own. Without this call
+    the backward pass could overwrite them before they are read.
     """
     if device.type == "cuda":
         stream = torch.cuda.current_stream(device)
@@ -137,7 +135,7 @@ def keep_for_stream(owner: Any, device: torch.device) -> None:
 
 
 def tensors_in(thing: Any) -> Iterator[Tensor]:
-    """The tensors in containers and in objects of this package, however deep."""
+    """Yield the tensors in containers and in objects of this package, at any depth."""
     if isinstance(thing, Tensor):
         yield thing
         return

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradwire.kernels.bisect_list import HALVINGS, path
+from gradwire.kernels.bisect_list import HALVINGS, bisection_path
 from tests.compress.test_selectors import choose, drawn
 from tests.distributions import MAKERS
 
@@ -15,7 +15,7 @@ def test_path_is_that_of_the_loop(goal):
         middle = (low + high) / 2
         expected.append(middle)
         low, high = (low, middle) if middle >= goal else (middle, high)
-    assert path(torch.tensor(goal), HALVINGS).tolist() == expected
+    assert bisection_path(torch.tensor(goal), HALVINGS).tolist() == expected
 
 
 def loop(x, k):

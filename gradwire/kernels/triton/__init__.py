@@ -1,1 +1,1 @@
-"""The Triton versions, one file an op, and the parts that they share."""
+"""The Triton versions of the ops, one file per op, and the parts that they share."""

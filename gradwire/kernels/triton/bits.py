@@ -8,13 +8,16 @@ INFINITY = tl.constexpr(0x7F800000)
 
 @triton.jit
 def magnitude(x):
-    """The bits of |x| as fp32: they sort as the magnitudes do."""
+    """Return the bits of |x| as fp32; they sort as the magnitudes do."""
     return x.to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @triton.jit
 def rounded(x, DTYPE: tl.constexpr):
-    """fp32 as `DTYPE`, to nearest even; x is finite. Triton's interpreter would cut off bf16."""
+    """Round fp32 to `DTYPE`, ties to even; x is finite.
+
+    bf16 is rounded by hand, because Triton's interpreter would cut off the lower bits.
+    """
     if DTYPE == tl.bfloat16:
         bits = x.to(tl.int32, bitcast=True)
         bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
@@ -25,7 +28,10 @@ def rounded(x, DTYPE: tl.constexpr):
 
 @triton.jit
 def bits_of(maximum):
-    """The bits of a block maximum: its own, or the first 16 after the sign where only those are."""
+    """Return the bits of a block maximum.
+
+    An int16 maximum holds only the first 16 bits after the sign; the others become 0.
+    """
     if maximum.dtype == tl.int16:
         return (maximum.to(tl.int32) & 0xFFFF) << 15
     else:

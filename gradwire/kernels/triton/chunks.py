@@ -1,8 +1,9 @@
-"""chunks on CUDA: one launch, a warp for the few blocks that can win, a block for a whole chunk.
+"""chunks on CUDA: one launch, with one of two kernels.
 
-With maxima and few winners a chunk, a program of one warp takes several chunks: nothing waits at a
-barrier, and the loads of many such programs are in flight at once. Otherwise a program takes one
-chunk into its registers and looks for the magnitude of its last winner by halving.
+With maxima and few winners per chunk, a program of one warp takes several chunks and reads only the
+blocks that can win. Nothing waits at a barrier, and many programs have loads in flight at once.
+Otherwise a program takes one chunk into its registers, and finds the magnitude of its last winner
+by bisection.
 """
 
 import torch
@@ -16,14 +17,14 @@ from gradwire.kernels.triton.launch import Launcher
 from gradwire.kernels.triton.order import order, tile_entries
 
 TILE = 512
-"""Entries, or maxima, that a program of one warp holds: more winners a chunk, fewer chunks."""
+"""Entries, or maxima, that a program of one warp holds. With more winners it takes fewer chunks."""
 WIDEST = 16384
-"""Entries a chunk that fit into the registers of a block."""
+"""Entries per chunk that fit into the registers of one program."""
 
 
 @triton.jit
 def _keys(bits, place, negative):
-    """Distinct numbers in the order of winning: by magnitude, then by the smaller place."""
+    """Return distinct numbers in the order of winning: by magnitude, then by the smaller place."""
     return (bits.to(tl.int64) << 32) | ((0x7FFFFFFF - place).to(tl.int64) << 1) | negative
 
 
@@ -34,7 +35,7 @@ def _place(key):
 
 @triton.jit
 def _best(keys, EACH: tl.constexpr, ROOM: tl.constexpr):
-    """The EACH largest keys of every row, in ROOM columns; -1 where there are fewer."""
+    """Return the EACH largest keys of every row, in ROOM columns; -1 where there are fewer."""
     column = tl.arange(0, ROOM)[None, :]
     out = tl.full([keys.shape[0], ROOM], -1, tl.int64)
     for j in tl.static_range(EACH):
@@ -53,11 +54,11 @@ def _few(
     row = tl.program_id(0) * SIDE + tl.arange(0, SIDE)
     start = row.to(tl.int64) * chunk
     length = tl.minimum(tl.maximum(size - start, 0), chunk).to(tl.int32)[:, None]
-    # Groups first: a winner's block has one of the EACH largest maxima.
-    g = tl.arange(0, BLOCKS)[None, :]
-    there = g * BLOCK < length
-    largest = tl.load(maxima + (start // BLOCK)[:, None] + g, mask=there, other=0)
-    keys = tl.where(there, _keys(magnitude(largest), g, 0), -1)
+    # Blocks first: a winner's block has one of the EACH largest maxima.
+    block = tl.arange(0, BLOCKS)[None, :]
+    inside_chunk = block * BLOCK < length
+    largest = tl.load(maxima + (start // BLOCK)[:, None] + block, mask=inside_chunk, other=0)
+    keys = tl.where(inside_chunk, _keys(magnitude(largest), block, 0), -1)
     blocks = _best(keys, EACH, ROOM)
     begin = tl.where(blocks >= 0, _place(blocks) * BLOCK, chunk)[:, :, None]
     place = begin + tl.arange(0, BLOCK)[None, None, :]
@@ -78,7 +79,7 @@ def _few(
 
 @triton.jit
 def _count(bits, edge):
-    """How many of a tile reach the edge."""
+    """Count the entries of a tile that reach the edge."""
     reach = (bits >= edge).to(tl.int32)
     return tl.sum(tl.sum(tl.sum(reach, axis=2), axis=1), axis=0)
 
@@ -93,19 +94,19 @@ def _many(u, indices, values, size, chunk, rows, each, last, LINES: tl.constexpr
     inside = e < length
     raw = tl.load(u + start + e, mask=inside, other=0).to(tl.float32).to(tl.int32, bitcast=True)
     bits = tl.where(inside, raw & 0x7FFFFFFF, -1)
-    # Of `edge` as many as wanted reach it, or more; of `beyond` fewer do.
+    # At least `wanted` entries reach `edge`, and fewer reach `beyond`.
     edge = wanted * 0
     beyond = tl.max(tl.max(tl.max(bits, axis=2), axis=1), axis=0) + 1
     reach = length
     while (beyond - edge > 1) & (reach != wanted):
         middle = edge + (beyond - edge) // 2
-        found = _count(bits, middle)
-        reach = tl.where(found >= wanted, found, reach)
-        edge = tl.where(found >= wanted, middle, edge)
-        beyond = tl.where(found >= wanted, beyond, middle)
+        reaching = _count(bits, middle)
+        reach = tl.where(reaching >= wanted, reaching, reach)
+        edge = tl.where(reaching >= wanted, middle, edge)
+        beyond = tl.where(reaching >= wanted, beyond, middle)
     chosen = (bits >= edge).to(tl.int32)
     if reach > wanted:
-        # Only one magnitude is left between the two: of those that tie the first win.
+        # Only one magnitude is left between the two: the first of the ties win.
         tie = (bits == edge).to(tl.int32)
         rank, ties = order(tie, LINES)
         spare = (tie > 0) & (rank >= wanted - (reach - ties))
@@ -117,7 +118,7 @@ def _many(u, indices, values, size, chunk, rows, each, last, LINES: tl.constexpr
 
 
 _launch_few = Launcher(_few, "indices values", num_warps=1)
-# 16 entries a thread: with more, those of a wide chunk do not stay in registers.
+# 16 entries per thread: with more, a wide chunk does not stay in registers.
 _launch_many = {
     warps: Launcher(_many, "indices values", num_warps=warps) for warps in (1, 2, 4, 8, 16, 32)
 }
@@ -126,7 +127,10 @@ _launch_many = {
 def chunks_triton(
     u: Tensor, chunk: int, each: int, last: int, maxima: Tensor | None = None, block: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """See `chunks`. Moves 4 / block bytes an entry and 4 block + 8 a winner, or 4 an entry."""
+    """Compute `chunks` in one launch.
+
+    With maxima it moves 4 / block bytes per entry and 4 block + 8 per winner, else 4 per entry.
+    """
     size = u.numel()
     rows = size // chunk
     few = maxima is not None and _blocks_help(chunk, each, last, block)
@@ -155,11 +159,11 @@ def chunks_triton(
 
 
 def _blocks_help(chunk: int, each: int, last: int, block: int) -> bool:
-    """Whether few blocks of a chunk, known by their maxima, hold all its winners."""
+    """Return True if few blocks of a chunk, known by their maxima, hold all its winners."""
     whole = chunk % block == 0 and block == _power(block) and chunk // block <= TILE
     return whole and last <= each <= FEW and 2 * each * block <= chunk
 
 
 def _power(n: int) -> int:
-    """The power of two that is n or next above it."""
+    """Return the power of two that is n or the next above it."""
     return 1 << (n - 1).bit_length()

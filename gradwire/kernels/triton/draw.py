@@ -1,8 +1,9 @@
-"""draw on CUDA: two launches after a clearing, no host sync, in order whatever the atomics do.
+"""draw on CUDA: two launches after a clearing, no host sync, in order in spite of the atomics.
 
-What a permutation draws is spread evenly, so a sort of it is easy. The first launch puts each entry
-into the bucket of its value, 16 to a bucket on average, as they come. The second finds how many lie
-in the buckets before, and each entry's place in its own by counting what is smaller.
+The drawn entries are spread evenly, so they are easy to sort. The first launch puts each entry into
+the bucket of its value, 16 per bucket on average, in the order of arrival. The second launch counts
+the entries of the buckets before, and the smaller entries in the same bucket. The two counts give
+the place of each entry.
 """
 
 import torch
@@ -18,26 +19,27 @@ from gradwire.kernels.triton.launch import Launcher
 from gradwire.kernels.triton.select.turns import FINE, MAX_ITEMS, look_back, next_ticket
 
 MEAN = 16
-"""Entries a bucket, on average."""
+"""Entries per bucket, on average."""
 ROOM = 128
-"""Entries a bucket holds: one in 10^60 is fuller."""
+"""Entries that a bucket can hold; one bucket in 10^60 would be fuller."""
 TILE = 128
 SIDE = 32
-"""Buckets, and entries of each, that a program sorts at once."""
+"""Buckets, and entries of each bucket, that a program sorts at once."""
 PATIENT = 8
-"""Times as much a program does where the draw goes on beside a scan, to take less room from it."""
+"""Factor on the work of a program while a scan runs at the same time. Fewer programs then leave
+more of the device to the scan."""
 TURNS = tl.constexpr(ROUNDS)
 
 
 @triton.jit
 def _hash(x, key):
-    """31 bits."""
+    """Return 31 bits of the hash."""
     return (splitmix64_golden(x.to(tl.int64) + key) & 0x7FFFFFFF).to(tl.uint32)
 
 
 @triton.jit
 def _feistel(x, a, b, key):
-    """As in the reference; a and b are below 2^16, so 32 bits hold every sum."""
+    """Permute as the reference does; a and b are below 2^16, so 32 bits hold every sum."""
     left = x // b
     right = x % b
     for r in tl.static_range(TURNS):
@@ -48,26 +50,26 @@ def _feistel(x, a, b, key):
 
 @triton.jit(do_not_specialize=["k", "size", "a", "b", "stream", "factor", "room"])
 def _drop(work, cells, draws, k, size, a, b, stream, factor, room, TILE: tl.constexpr):
-    """Draws, and leaves each entry in its bucket."""
+    """Draw entries, and put each into its bucket."""
     key = splitmix64_golden(tl.load(draws) + stream)
     wide, high = a.to(tl.uint32), b.to(tl.uint32)
     limit = size.to(tl.uint32)
     for start in range(tl.program_id(0).to(tl.int64) * TILE, k, tl.num_programs(0) * TILE):
         i = start + tl.arange(0, TILE)
         real = i < k
-        # What begins inside comes back inside: the walk has an end.
+        # A walk that begins inside returns to the inside, so the loop ends.
         x = _feistel(i.to(tl.uint32), wide, high, key)
         while tl.max((real & (x >= limit)).to(tl.int32), axis=0) > 0:
             x = tl.where(x < limit, x, _feistel(x, wide, high, key))
         bucket = ((x.to(tl.int64) * factor) >> 31).to(tl.int32)
         slot = tl.atomic_add(work + FINE + bucket, 1, mask=real, sem="relaxed")
-        there = cells + bucket.to(tl.int64) * room + slot
-        tl.store(there, x.to(tl.int32), mask=real & (slot < room))
+        free_cell = cells + bucket.to(tl.int64) * room + slot
+        tl.store(free_cell, x.to(tl.int32), mask=real & (slot < room))
 
 
 @triton.jit
 def _shift(ends, shifts, x, real, slots, STEPS: tl.constexpr):
-    """The shift of each x, in the slot after as many as end at x or before."""
+    """Return the shift of each x: that of the slot after all slots that end at x or before."""
     before = x * 0
     for step in tl.static_range(STEPS):
         probe = before + (1 << (STEPS - 1 - step))
@@ -82,7 +84,7 @@ def _rank(
     work, cells, draws, ends, shifts, indices, buckets, share, slots, room,
     ITEMS: tl.constexpr, STEPS: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
-    """The entries of `share` buckets, in order to their places."""
+    """Write the entries of `share` buckets to their places, in ascending order."""
     item = next_ticket(work)
     if item == 0:
         tl.store(draws, tl.load(draws) + 1)
@@ -99,14 +101,14 @@ def _rank(
         count = tl.load(work + FINE + bucket, mask=bucket < end, other=0)
         before = base + tl.cumsum(count, axis=0) - count
         base += tl.sum(count)
-        mine = cells + bucket.to(tl.int64) * room
+        bucket_cells = cells + bucket.to(tl.int64) * room
         widest = tl.max(count, axis=0)
         for c in range(0, widest, SIDE):
             real = c + column < count[:, None]
-            x = tl.load(mine[:, None] + c + column, mask=real, other=0)
+            x = tl.load(bucket_cells[:, None] + c + column, mask=real, other=0)
             rank = tl.zeros([SIDE, SIDE], tl.int32)
             for s in range(widest):
-                other = tl.load(mine + s, mask=s < count, other=0x7FFFFFFF)
+                other = tl.load(bucket_cells + s, mask=s < count, other=0x7FFFFFFF)
                 rank += (other[:, None] < x).to(tl.int32)
             index = x
             if STEPS:
@@ -136,11 +138,14 @@ def draw_triton(
     ends: Tensor | None = None,
     shifts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """See `draw`. Moves 42 bytes an entry drawn, mostly in the cache; walks as long as it takes."""
+    """Compute `draw`; walk until every entry is inside.
+
+    Moves 42 bytes per drawn entry, mostly in the cache.
+    """
     device = draws.device
     indices = torch.empty(k, dtype=torch.int32, device=device)
     buckets = max(1, -(-k // MEAN))
-    # A bucket of few values holds no more than those.
+    # A bucket cannot hold more entries than it has values.
     room = min(ROOM, -(-size // buckets) + 1)
     patient = PATIENT if pays(length, device) else 1
     share = -(-buckets // (SIDE * MAX_ITEMS)) * SIDE * patient
@@ -164,7 +169,7 @@ def draw_triton(
 
 
 def pick_triton(u: Tensor, indices: Tensor) -> Tensor:
-    """See `pick`. Moves 40 bytes an entry."""
+    """Compute `pick` in one launch; it moves 40 bytes per entry."""
     k = indices.numel()
     values = torch.empty(k, dtype=u.dtype, device=u.device)
     _launch_pick(max(1, -(-k // (2 * TILE))), u, u, indices, values, k, 2 * TILE)

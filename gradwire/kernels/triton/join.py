@@ -1,7 +1,7 @@
 """join on CUDA: a sort and two launches.
 
-The first counts the distinct indices of each part of the sorted lists; the second adds up the
-counts before its own part, and writes.
+The first launch counts the distinct indices in each part of the sorted lists. The second adds up
+the counts before its own part, and writes.
 """
 
 import torch
@@ -13,12 +13,14 @@ from gradwire.kernels.triton.launch import Launcher
 
 TILE = 1024
 PARTS = 512
-"""Parts at most: each program adds up the counts of all."""
+"""Parts at most, because each program adds up the counts of all parts."""
 
 
 @triton.jit
 def _first_ones(ascending, start, n, size, TILE: tl.constexpr):
-    """A tile of the sorted indices, and a 1 at the first of equal ones; padding has none."""
+    """Return a tile of the sorted indices, and a mark (1, else 0) at each first occurrence.
+
+    Padding has no mark."""
     i = start + tl.arange(0, TILE)
     index = tl.load(ascending + i, mask=i < n, other=size)
     before = tl.load(ascending + i - 1, mask=(i > 0) & (i < n), other=-1)
@@ -36,39 +38,41 @@ def _count(counts, ascending, n, size, share, TILE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n", "size", "room", "parts", "share"])
 def _join(
-    where, values, count, ascending, counts, u, n, size, room, parts, share,
+    indices, values, count, ascending, counts, u, n, size, room, parts, share,
     PARTS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     part = tl.program_id(0)
     p = tl.arange(0, PARTS)
-    found = tl.load(counts + p, mask=p < parts, other=0)
-    base = tl.sum(tl.where(p < part, found, 0))
-    every = tl.sum(found)
+    part_counts = tl.load(counts + p, mask=p < parts, other=0)
+    base = tl.sum(tl.where(p < part, part_counts, 0))
+    total = tl.sum(part_counts)
     for tile in range(part * share, part * share + share):
         index, ones = _first_ones(ascending, tile * TILE, n, size, TILE)
         place = base + tl.cumsum(ones, axis=0) - ones
-        tl.store(where + place, index, mask=ones > 0)
+        tl.store(indices + place, index, mask=ones > 0)
         tl.store(values + place, tl.load(u + index, mask=ones > 0, other=0), mask=ones > 0)
         base += tl.sum(ones)
-    for start in range(every + part * TILE, room, parts * TILE):
+    for start in range(total + part * TILE, room, parts * TILE):
         i = start + tl.arange(0, TILE)
-        tl.store(where + i, tl.zeros([TILE], tl.int32) + size, mask=i < room)
+        tl.store(indices + i, tl.zeros([TILE], tl.int32) + size, mask=i < room)
         tl.store(values + i, tl.zeros([TILE], tl.float32), mask=i < room)
     if part == 0:
-        tl.store(count, every)
+        tl.store(count, total)
 
 
 _launch_count = Launcher(_count, "counts ascending", num_warps=4)
-_launch_join = Launcher(_join, "where values count ascending counts", num_warps=4)
+_launch_join = Launcher(_join, "indices values count ascending counts", num_warps=4)
 
 
 def join_triton(lists: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """See `join`. Beside the sort it reads the lists twice, and moves 8 bytes and a sector of 32
-    for each distinct index."""
+    """Compute `join` with a sort and two launches.
+
+    After the sort it reads the lists twice. It moves 8 bytes and a sector of 32 per distinct index.
+    """
     n, size = lists.numel(), u.numel()
     room = min(size, n)
     ascending = lists.sort().values
-    where = torch.empty(room, dtype=torch.int32, device=u.device)
+    indices = torch.empty(room, dtype=torch.int32, device=u.device)
     values = torch.empty(room, dtype=u.dtype, device=u.device)
     count = torch.empty((), dtype=torch.int32, device=u.device)
     share = max(1, -(-n // (TILE * PARTS)))
@@ -76,7 +80,7 @@ def join_triton(lists: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     counts = torch.empty(parts, dtype=torch.int32, device=u.device)
     _launch_count(parts, u, counts, ascending, n, size, share, TILE)
     _launch_join(
-        parts, u, where, values, count, ascending, counts, u, n, size, room, parts, share,
+        parts, u, indices, values, count, ascending, counts, u, n, size, room, parts, share,
         PARTS, TILE,
     )  # fmt: skip
-    return where, values, count
+    return indices, values, count

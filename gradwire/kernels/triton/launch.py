@@ -23,7 +23,7 @@ __all__ = ["REUSE", "Launcher", "driver", "overtakes"]
 
 # On AMD Triton compiles for the size of the storage, too, which the keys do not hold.
 REUSE = torch.version.hip is None
-"""Results do not depend on it, the time of small sizes does."""
+"""True: compilations are reused by key. It changes the time of small sizes, but no result."""
 
 _INT32 = 2**31
 
@@ -41,15 +41,17 @@ def overtakes(device: int) -> bool:
 class Launcher:
     """A kernel with its launch options.
 
-    Its arguments are of four kinds. Integers are in the kernel's do_not_specialize, and never bool.
+    Its arguments are of four kinds.
+    Integers are in the kernel's do_not_specialize, and never bool.
     `fixed` names floats, and tensors whose alignment never changes and whose dtype follows from
-    other arguments: most are new allocations. The others are constexpr, or tensors of any dtype and
-    alignment. Tensors and `fixed` may be None. A dtype of Triton's is named DTYPE.
-    do_not_specialize_on_alignment holds tensors of one entry, which may lie anywhere.
+    other arguments. Most of these tensors are new allocations. The others are constexpr, or tensors
+    of any dtype and alignment. Tensors and `fixed` may be None. A constexpr that is a dtype of
+    Triton is named DTYPE. Tensors in do_not_specialize_on_alignment have one entry, which may lie
+    anywhere.
 
-    overlap_launch: the kernel is launched while the one before it runs, where the device can do it,
-    which saves a microsecond. Its last argument, a constexpr that is given here, says so: it must
-    then call `gdc_wait` before it touches memory.
+    overlap_launch: launch the kernel while the one before it runs, if the device can do it. That
+    saves a microsecond. The kernel's last argument, a constexpr that the launcher adds, is then
+    True. The kernel must call `gdc_wait` before it touches memory.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ _launch = Launcher(_mean, "out", num_warps=4)
 
 
 def mean_triton(rows: Tensor) -> Tensor:
-    """See `mean`. Reads the rows once."""
+    """Compute `mean` in one launch that reads the rows once."""
     ranks, n = rows.shape
     out = torch.empty(n, dtype=torch.float32, device=rows.device)
     _launch(max(1, -(-n // TILE)), rows, out, rows, n, ranks, TILE)

@@ -1,8 +1,9 @@
-"""decode on CUDA: one launch writes the mean once, where it is wanted.
+"""mean_of_messages on CUDA: one launch writes the mean once, at its final place.
 
-A program owns a span of the mean, or of one of the pieces that it goes to. It fills it, where
-nobody has done so before, finds by search which entries of each message fall into it, and adds them
-rank by rank with a barrier in between: no atomics, the same bits always.
+A program owns a span of the mean, or of one of the target's pieces. It first fills the span, if
+nobody has zeroed it before. A search finds the entries of each message that fall into the span.
+They are added rank by rank with a barrier in between. Without atomics, the bits are always the
+same.
 """
 
 import torch
@@ -16,8 +17,9 @@ from gradwire.kernels.triton.scan import locate
 from gradwire.kernels.triton.target import tiles_of
 
 SPAN = 32768
+"""Entries of the mean per program."""
 WIDE = 131072
-"""The span where there is nothing to fill: enough entries for all threads."""
+"""The span if the target is zeroed already: enough sent entries for all threads."""
 FILL = 4096
 WARPS = 8
 FAN = tl.constexpr(32)
@@ -25,26 +27,28 @@ FAN = tl.constexpr(32)
 
 @triton.jit
 def _all_usable(gathered, own, stride, ranks, RANKS: tl.constexpr):
-    """1 when every header agrees with this rank's own and says finite."""
+    """Return 1 if every header agrees with this rank's own header and says finite."""
     r = tl.arange(0, RANKS)[:, None]
     w = tl.arange(0, 8)[None, :]
-    there = r < ranks
-    word = tl.load(gathered + r.to(tl.int64) * stride + w, mask=there, other=0)
-    mine = tl.load(own + w + r * 0)
-    good = tl.where(w == 4, word == 1, (word == mine) | (w == 3)) | (r >= ranks)
+    real = r < ranks
+    word = tl.load(gathered + r.to(tl.int64) * stride + w, mask=real, other=0)
+    expected = tl.load(own + w + r * 0)
+    good = tl.where(w == 4, word == 1, (word == expected) | (w == 3)) | (r >= ranks)
     return tl.min(tl.min(good.to(tl.int32), axis=1), axis=0)
 
 
 @triton.jit
-def _search(first, targets, capacity, there, SEEKERS: tl.constexpr):
-    """For each seeker the number of its ascending indices below its target; FAN probes a round."""
+def _search(first, targets, capacity, real, SEEKERS: tl.constexpr):
+    """Count for each seeker the indices of its ascending list that lie below its target.
+
+    A round makes FAN probes. real: True for a seeker of a rank that exists."""
     base = tl.zeros([SEEKERS], tl.int32)
     width = capacity
     j = tl.arange(0, FAN)[None, :]
     while width > 0:
         step = (width + FAN - 1) // FAN
         at = base[:, None] + (j + 1) * step - 1
-        known = there[:, None] & ((j + 1) * step <= width) & (at < capacity)
+        known = real[:, None] & ((j + 1) * step <= width) & (at < capacity)
         index = tl.load(first[:, None] + at, mask=known, other=0x7FFFFFFF)
         below = (index < targets[:, None]) & known
         base += tl.sum(below.to(tl.int32), axis=1) * step
@@ -53,7 +57,7 @@ def _search(first, targets, capacity, there, SEEKERS: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["stride", "size", "capacity", "ranks", "length"])
-def _decode(
+def _mean_of_messages(
     out, ok, gathered, own, common, rows, stride, size, capacity, ranks, length,
     DTYPE: tl.constexpr, RANKS: tl.constexpr, SPAN: tl.constexpr, FILL: tl.constexpr,
     ALIGNED: tl.constexpr, PIECES: tl.constexpr, ZEROED: tl.constexpr,
@@ -95,20 +99,20 @@ def _decode(
         high = tl.sum(tl.where(seeker == 2 * rank + 1, edges, 0))
         offset = rank * stride.to(tl.int64)
         indices = gathered + 8 + offset if common is None else common
-        given = (body + offset).to(tl.pointer_type(DTYPE))
+        values = (body + offset).to(tl.pointer_type(DTYPE))
         for at in range(low, high, 256):
             inside = at + lane < high
             index = tl.load(indices + at + lane, mask=inside, other=-1)
             inside &= (index >= begin) & (index < end)
-            value = tl.load(given + at + lane, mask=inside, other=0).to(tl.float32)
-            there = out + (index - place)
-            old = tl.load(there, mask=inside, other=0)
-            tl.store(there, old + tl.div_rn(value, ranks.to(tl.float32)), mask=inside)
+            value = tl.load(values + at + lane, mask=inside, other=0).to(tl.float32)
+            cells = out + (index - place)
+            old = tl.load(cells, mask=inside, other=0)
+            tl.store(cells, old + tl.div_rn(value, ranks.to(tl.float32)), mask=inside)
         tl.debug_barrier()
 
 
 DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16}
-_launch = Launcher(_decode, "ok rows", num_warps=WARPS, enable_fp_fusion=False)
+_launch = Launcher(_mean_of_messages, "ok rows", num_warps=WARPS, enable_fp_fusion=False)
 
 
 def mean_of_messages_triton(
@@ -120,7 +124,10 @@ def mean_of_messages_triton(
     common: Tensor | None = None,
     into: Target | None = None,
 ) -> tuple[Tensor | None, Tensor]:
-    """See `mean_of_messages`. Moves 4 bytes an entry; per rank 8 and two sectors per sent one."""
+    """Compute `mean_of_messages` in one launch.
+
+    Moves 4 bytes per entry of the mean; per rank 8 bytes and two sectors per sent entry.
+    """
     ranks, stride = gathered.shape
     into = Target(size, gathered.device) if into is None else into
     into.wait()

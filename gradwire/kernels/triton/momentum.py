@@ -1,4 +1,4 @@
-"""momentum on CUDA: one pass over five streams."""
+"""momentum on CUDA: one pass that reads three streams and writes two."""
 
 from collections.abc import Sequence
 
@@ -29,27 +29,27 @@ def _tile(
     left = rest(span, start, TILE)
     here = place + start
     if MASKED:
-        mine = entry < rest(length, start, TILE)
+        has_gradient = entry < rest(length, start, TILE)
         kept = tl.load(residual + here + entry, mask=entry < left, other=0)
-        speed = tl.load(velocity + here + entry, mask=mine, other=0)
-        given = tl.load(gradient + start + entry, mask=mine, other=0).to(tl.float32)
+        speed = tl.load(velocity + here + entry, mask=has_gradient, other=0)
+        added = tl.load(gradient + start + entry, mask=has_gradient, other=0).to(tl.float32)
     else:
         kept = tl.load(residual + here + entry)
         speed = tl.load(velocity + here + entry)
-        given = tl.load(gradient + start + entry).to(tl.float32)
+        added = tl.load(gradient + start + entry).to(tl.float32)
     if unscale is not None:
-        given *= tl.load(unscale)
+        added *= tl.load(unscale)
     if NESTEROV:
-        faster = (speed + given) * factor
-        u = kept + (faster + given)
+        faster = (speed + added) * factor
+        u = kept + (faster + added)
     else:
-        faster = speed * factor + given
+        faster = speed * factor + added
         u = kept + faster
     bad = (magnitude(faster) >= INFINITY) | (magnitude(u) >= INFINITY)
     u = tl.where(bad, kept, u)
     if MASKED:
-        tl.store(residual + here + entry, u, mask=mine)
-        tl.store(velocity + here + entry, tl.where(bad, speed, faster), mask=mine)
+        tl.store(residual + here + entry, u, mask=has_gradient)
+        tl.store(velocity + here + entry, tl.where(bad, speed, faster), mask=has_gradient)
     else:
         tl.store(residual + here + entry, u)
         tl.store(velocity + here + entry, tl.where(bad, speed, faster))
@@ -102,14 +102,17 @@ def momentum_triton(
     nesterov: bool = False,
     last_selection: LastSelection | None = None,
 ) -> Tensor:
-    """See `momentum`. One launch; moves 20 bytes an entry for fp32 gradients."""
+    """Compute `momentum` in one launch per dtype.
+
+    Moves 20 bytes per entry for fp32 gradients.
+    """
     finite = flag(residual.device)
     counts = None if last_selection is None or maxima is None else last_selection.counts_to_fill()
     record = None if counts is None or last_selection is None else last_selection.record
     for part in piece_tables(residual.numel(), residual.device, pieces, maxima is not None, TILE):
-        given = part.gradient
+        gradient = part.gradient
         _launch(
-            part.tiles, residual, residual, velocity, given, maxima, counts, record, unscale,
+            part.tiles, residual, residual, velocity, gradient, maxima, counts, record, unscale,
             finite, factor, part.rows, every(residual.numel()), part.length, part.span,
             DTYPES[part.dtype], part.aligned, part.pieces, block, TILE, UNIT, nesterov,
         )  # fmt: skip

@@ -1,8 +1,8 @@
-"""How the marked entries of a tile are put in order, cheaply: the core of every compaction here.
+"""Put the marked entries of a tile in order: the core of every compaction here.
 
 A tile is [4, ROWS, 32]: entry e of the tile lies in row e // 128, plane e // 32 % 4, lane e % 32. A
 row belongs to one warp and a lane to one thread, so the running count within a row needs no shared
-memory; the four planes are counted at once, in the four bytes of a word.
+memory. The four planes are counted at once, in the four bytes of a word.
 """
 
 import triton
@@ -11,10 +11,11 @@ import triton.language as tl
 
 @triton.jit
 def tile_entries(ROWS: tl.constexpr, positive):
-    """The entries of a tile: 0 .. 128 ROWS - 1.
+    """Return the entries of a tile: 0 .. 128 ROWS - 1.
 
-    The compiler must not see that they follow each other: it would load four at a time, then move
-    all of it through shared memory to store one at a time. `positive >> 31` is zero.
+    The compiler must not see that they follow each other. It would load four at a time, and then
+    move all of them through shared memory to store one at a time. `positive >> 31` is zero, but the
+    compiler cannot know.
     """
     row = tl.arange(0, ROWS)[None, :, None] * 128
     plane = tl.arange(0, 4)[:, None, None] * 32
@@ -24,9 +25,9 @@ def tile_entries(ROWS: tl.constexpr, positive):
 
 @triton.jit
 def order(ones, ROWS: tl.constexpr):
-    """For each marked entry (1, others 0) how many are before it, and how many there are."""
+    """Return the number of marked entries (1, others 0) before each one, and the number of all."""
     plane = tl.arange(0, 4)[:, None, None] * 8
-    # A byte a plane: 32 at most in one, 128 in all four, so nothing carries over.
+    # One byte per plane: at most 32 in one, 128 in all four, so no byte overflows.
     packed = tl.sum(ones << plane, axis=0)
     within = tl.cumsum(packed, axis=1)
     each = tl.sum(packed, axis=1)

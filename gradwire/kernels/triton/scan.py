@@ -1,7 +1,7 @@
-"""scan on CUDA: one pass at the speed of memory, the block maxima on the way.
+"""scan on CUDA: one pass at the speed of memory, with the block maxima on the way.
 
-A program takes one tile of one piece. Only the last tile of a piece is masked, so that ragged and
-unaligned sizes cost nothing.
+A program takes one tile of one piece. Only the last tile of a piece is masked, so that sizes that
+are not a multiple of the tile cost nothing.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16:
 
 @triton.jit
 def locate(rows, DTYPE: tl.constexpr, ALIGNED: tl.constexpr, PIECES: tl.constexpr):
-    """This program's tile of its piece, the piece's gradient and place, and its two lengths."""
+    """Find this program's tile, and the gradient, place and two lengths of its piece."""
     program = tl.program_id(0)
     piece = tl.sum((tl.load(rows + tl.arange(0, PIECES)) <= program).to(tl.int32)) - 1
     tile = (program - tl.load(rows + piece)).to(tl.int32)
@@ -42,13 +42,13 @@ def locate(rows, DTYPE: tl.constexpr, ALIGNED: tl.constexpr, PIECES: tl.constexp
 
 @triton.jit
 def rest(end, start, TILE: tl.constexpr):
-    """How many of the tile's entries come before `end`, in 32 bits."""
+    """Return the number of the tile's entries that come before `end`, in 32 bits."""
     return tl.minimum(tl.maximum(end - start, 0), TILE).to(tl.int32)
 
 
 @triton.jit
 def largest(bits, maxima, first, left, finite, bad, BLOCK: tl.constexpr, ROWS: tl.constexpr):
-    """Writes one maximum a row, where wanted; clears `finite` if a row held anything bad."""
+    """Store one maximum per row, if wanted; clear `finite` if a row held a bad entry."""
     row = tl.arange(0, ROWS)
     if maxima is not None:
         each = tl.max(bits, axis=1)
@@ -84,14 +84,14 @@ def _tile(
     bad = entry < 0
     if gradient is not None:
         if MASKED:
-            mine = entry < rest(length, start, TILE)
-            given = tl.load(gradient + start + entry, mask=mine, other=0)
+            has_gradient = entry < rest(length, start, TILE)
+            added = tl.load(gradient + start + entry, mask=has_gradient, other=0)
         else:
-            given = tl.load(gradient + start + entry)
-        given = given.to(tl.float32)
+            added = tl.load(gradient + start + entry)
+        added = added.to(tl.float32)
         if unscale is not None:
-            given *= tl.load(unscale)
-        total = old.to(tl.float32) + given
+            added *= tl.load(unscale)
+        total = old.to(tl.float32) + added
         u = rounded(total, old.dtype)
         bad = (magnitude(total) >= INFINITY) | (magnitude(u) >= INFINITY)
         u = tl.where(bad, old, u)
@@ -121,7 +121,7 @@ def _scan(
     edge = None
     last = None
     if skipped is not None:
-        # No magnitude is above this one: where the step was skipped nothing is cleared.
+        # No magnitude is above 0x7FFFFFFF, so nothing is cleared after a skipped step.
         edge = tl.where(tl.load(skipped) == 0, tl.load(record), 0x7FFFFFFF)
         last = tl.load(record + LAST_INDEX)
     if start + TILE <= tl.minimum(length, span):
@@ -154,7 +154,10 @@ def scan_triton(
     last_selection: LastSelection | None = None,
     skipped: Tensor | None = None,
 ) -> Tensor:
-    """See `scan`. One launch; moves 12 bytes an entry for fp32 gradients, 4 / block for maxima."""
+    """Compute `scan` in one launch per dtype.
+
+    Moves 12 bytes per entry for fp32 gradients, and 4 / block for maxima.
+    """
     finite = flag(residual.device)
     counts = None if last_selection is None or maxima is None else last_selection.counts_to_fill()
     record = None if last_selection is None else last_selection.record
@@ -174,17 +177,17 @@ def scan_part(
     record: Tensor | None = None,
     skipped: Tensor | None = None,
 ) -> None:
-    """One pass over the tiles of `part`."""
-    given = part.gradient
+    """Launch one pass over the tiles of `part`."""
+    gradient = part.gradient
     _launch(
-        part.tiles, residual, residual, given, maxima, counts, unscale, finite, part.rows,
+        part.tiles, residual, residual, gradient, maxima, counts, unscale, finite, part.rows,
         record, skipped, every(residual.numel()), part.length, part.span, DTYPES[part.dtype],
         part.aligned, part.pieces, block, TILE, UNIT,
     )  # fmt: skip
 
 
 def block_maxima(u: Tensor, block: int) -> Tensor:
-    """max |u| of every `block` consecutive entries; the last block may be shorter."""
+    """Return max |u| of every `block` consecutive entries; the last block may be shorter."""
     out = torch.empty(triton.cdiv(u.numel(), block), dtype=torch.float32, device=u.device)
     scan_part(u, PieceTable.whole(None, u.numel(), TILE), out, block)
     return out

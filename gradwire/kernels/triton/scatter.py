@@ -19,7 +19,7 @@ def _settle(buffer, indices, values, skipped, count, size, TILE: tl.constexpr):
     old = tl.load(buffer + index, mask=real, other=0)
     tl.store(buffer + index, old - value * happened.to(tl.float32), mask=real)
     if tl.program_id(0) == 0:
-        # size may be 2^31 - 1, and the entry after it is still addressed.
+        # size may be 2^31 - 1, so the offset of the spare entry needs 64 bits.
         tl.store(buffer + size.to(tl.int64), 0.0)
 
 
@@ -27,7 +27,7 @@ _launch = Launcher(_settle, "skipped", num_warps=4, enable_fp_fusion=False)
 
 
 def settle_triton(buffer: Tensor, indices: Tensor, values: Tensor, skipped: Tensor) -> None:
-    """See `settle`. Moves 8 bytes and two sectors of 32 an entry."""
+    """Compute `settle` in one launch; it moves 8 bytes and two sectors of 32 per entry."""
     count = indices.numel()
     grid = max(1, -(-count // TILE))
     _launch(grid, buffer, buffer, indices, values, skipped, count, buffer.numel() - 1, TILE)

@@ -1,8 +1,8 @@
-"""fit on CUDA: one launch, a phase a stage.
+"""sidco_fit on CUDA: one launch, one phase per stage; and sidco_adapt.
 
-In each phase every item adds up what of its share of the sample passes; whoever is last adds up the
-items in their order, and says what the next threshold is. The first phase leaves a copy of the
-sample, which lies far apart in u.
+In each phase every item adds up the magnitudes of its share of the sample that pass. The last item
+to finish adds up the items in their order, and computes the next threshold. The first phase also
+copies the sample, which lies far apart in u.
 """
 
 import math
@@ -26,8 +26,8 @@ HIGH = tl.constexpr(MANY * EVERY)
 LIMIT = 128
 TILE = 1024
 QUARTER = tl.constexpr(math.log(1 / FIRST))
-# Words of scratch: a threshold, the largest, then of each item a sum (8 bytes), a count, the
-# smallest, the largest; then the copy.
+# Words of scratch: a threshold, the largest, then for each item a sum (8 bytes), a count, the
+# smallest and the largest; then the copy of the sample.
 SUMS = tl.constexpr(2)
 COUNTS = tl.constexpr(2 + 2 * LIMIT)
 LEASTS = tl.constexpr(2 + 3 * LIMIT)
@@ -37,13 +37,16 @@ COPY = tl.constexpr(2 + 5 * LIMIT)
 
 @triton.jit
 def _number(word):
-    """A word as the fp32 whose bits it holds."""
+    """Return the fp32 whose bits the word holds."""
     return word.to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _add_up(scratch, u, step, n, phase, item, ITEMS: tl.constexpr, TILE: tl.constexpr):
-    """Sum, count and smallest of an item's magnitudes above the threshold; first of all of them."""
+    """Store sum, count, smallest and largest of an item's magnitudes above the threshold.
+
+    In phase 0 every magnitude counts, and the sample is copied.
+    """
     total = tl.zeros([TILE], tl.float64)
     count = tl.zeros([TILE], tl.int32)
     least = tl.full([TILE], 0x7FFFFFFF, tl.int32)
@@ -71,8 +74,8 @@ def _add_up(scratch, u, step, n, phase, item, ITEMS: tl.constexpr, TILE: tl.cons
 
 
 @triton.jit
-def _next(scratch, phase, stages, whole, rest, ITEMS: tl.constexpr):
-    """The threshold after this phase, fp32."""
+def _next_threshold(scratch, phase, stages, single_log, staged_log, ITEMS: tl.constexpr):
+    """Return the threshold after this phase, fp32."""
     item = tl.arange(0, ITEMS)
     sums = (scratch + SUMS).to(tl.pointer_type(tl.float64))
     total = tl.sum(tl.load(sums + item, cache_modifier=".cg"))
@@ -81,15 +84,26 @@ def _next(scratch, phase, stages, whole, rest, ITEMS: tl.constexpr):
     top = tl.max(tl.load(scratch + TOPS + item, cache_modifier=".cg"), axis=0)
     mean = (total / tl.maximum(count, 1)).to(tl.float32)
     low = _number(tl.where(count > 0, least, top))
-    log = tl.maximum(rest / tl.maximum(stages - 1, 1).to(tl.float32), 0.0)
+    log = tl.maximum(staged_log / tl.maximum(stages - 1, 1).to(tl.float32), 0.0)
     after = tl.where(count > 0, low + (mean - low) * log, low)
-    first = mean * tl.where(stages == 1, whole, QUARTER)
+    first = mean * tl.where(stages == 1, single_log, QUARTER)
     return tl.where(phase == 0, first, after)
 
 
 @triton.jit(do_not_specialize=["step", "n", "most"])
 def _fit(
-    out, work, scratch, u, at, whole, rest, step, n, most, ITEMS: tl.constexpr, TILE: tl.constexpr
+    out,
+    work,
+    scratch,
+    u,
+    at,
+    single_log,
+    staged_log,
+    step,
+    n,
+    most,
+    ITEMS: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     stages = tl.minimum(tl.maximum(tl.load(at).to(tl.int32), 1), most)
     number = next_ticket(work)
@@ -100,7 +114,7 @@ def _fit(
         tl.debug_barrier()
         done = tl.atomic_add(work + DONE, 1, sem="acq_rel")
         if done == phase * (ITEMS + 1) + ITEMS - 1:
-            t = _next(scratch, phase, stages, whole, rest, ITEMS)
+            t = _next_threshold(scratch, phase, stages, single_log, staged_log, ITEMS)
             tl.store(scratch, t.to(tl.int32, bitcast=True))
             tl.store(out, t)
             finish(work)
@@ -108,11 +122,16 @@ def _fit(
     reset_counters(work)
 
 
-_launch_fit = Launcher(_fit, "out work scratch whole rest", num_warps=4, enable_fp_fusion=False)
+_launch_fit = Launcher(
+    _fit, "out work scratch single_log staged_log", num_warps=4, enable_fp_fusion=False
+)
 
 
 def sidco_fit_triton(u: Tensor, step: int, share: float, stages: Tensor, most: int) -> Tensor:
-    """See `sidco_fit`. Moves 36 bytes per sampled entry, and 4 in each stage after the first."""
+    """Compute `sidco_fit` in one launch.
+
+    Moves 36 bytes per sampled entry, and 4 in each stage after the first.
+    """
     n = -(-u.numel() // step)
     out = torch.empty((), dtype=torch.float32, device=u.device)
     work, scratch = workspace(COPY.value + n, u.device)
@@ -143,5 +162,5 @@ _launch_adapt = Launcher(_adapt, "share", num_warps=1, enable_fp_fusion=False)
 def sidco_adapt_triton(
     stages: Tensor, calls: Tensor, ratios: Tensor, count: Tensor, k: int, most: int
 ) -> None:
-    """See `sidco_adapt`."""
+    """Compute `sidco_adapt` in one launch."""
     _launch_adapt(1, stages, stages, calls, ratios, count, 1 / max(1, k), most)

@@ -1,6 +1,6 @@
-"""sketch on CUDA: hashes on the fly, integer atomics, and a query that leaves the block maxima.
+"""sketch on CUDA: hashes on the fly, integer atomics, and a query that leaves block maxima.
 
-The table should fit into the L2 cache; nothing of size d x rows is ever written.
+The table should fit into the L2 cache. Nothing of size d x rows is ever written.
 """
 
 import torch
@@ -16,8 +16,8 @@ LOOK = 256
 
 
 @triton.jit
-def cell(hashed, columns):
-    """31 bits of the hash, spread over the columns."""
+def _cell(hashed, columns):
+    """Return the column of a hash: 31 bits of it, spread over the columns."""
     return ((hashed >> 1).to(tl.int64) * columns) >> 31
 
 
@@ -29,8 +29,8 @@ def _insert(u, table, seeds, factor, size, columns, ROWS: tl.constexpr, TILE: tl
     for row in tl.static_range(ROWS):
         hashed = fmix32(i.to(tl.uint32) ^ tl.load(seeds + row).to(tl.uint32, bitcast=True))
         signed = tl.where((hashed & 1) == 1, -number, number)
-        at = table + row * columns.to(tl.int64) + cell(hashed, columns)
-        # Integers: whatever the order, the same sum.
+        at = table + row * columns.to(tl.int64) + _cell(hashed, columns)
+        # A sum of integers does not depend on the order.
         tl.atomic_add(at, signed, mask=number != 0, sem="relaxed")
 
 
@@ -43,11 +43,11 @@ def _query(
     row = tl.arange(0, ROOM)
     seed = tl.load(seeds + row, mask=row < ROWS, other=0).to(tl.uint32, bitcast=True)
     hashed = fmix32(i.to(tl.uint32)[:, None] ^ seed[None, :])
-    at = table + row[None, :] * columns.to(tl.int64) + cell(hashed, columns)
-    there = (row < ROWS)[None, :] & (i < size)[:, None]
-    value = tl.load(at, mask=there, other=0)
+    at = table + row[None, :] * columns.to(tl.int64) + _cell(hashed, columns)
+    real = (row < ROWS)[None, :] & (i < size)[:, None]
+    value = tl.load(at, mask=real, other=0)
     value = tl.where((hashed & 1) == 1, -value, value)
-    # What fills up the rows is above everything: the median is the (ROWS // 2)-th from below.
+    # The rows that fill up ROOM are infinite, so the median is the (ROWS // 2)-th from below.
     value = tl.where((row < ROWS)[None, :], value, float("inf"))
     below = value[:, None, :] < value[:, :, None]
     tied = (value[:, None, :] == value[:, :, None]) & (row[None, None, :] < row[None, :, None])
@@ -57,31 +57,34 @@ def _query(
     tl.store(out + i, middle, mask=i < size)
     if maxima is not None:
         each = tl.max(tl.reshape(middle, (TILE // BLOCK, BLOCK)), axis=1)
-        g = tl.program_id(0).to(tl.int64) * (TILE // BLOCK) + tl.arange(0, TILE // BLOCK)
-        tl.store(maxima + g, each, mask=g * BLOCK < size)
+        block = tl.program_id(0).to(tl.int64) * (TILE // BLOCK) + tl.arange(0, TILE // BLOCK)
+        tl.store(maxima + block, each, mask=block * BLOCK < size)
 
 
-_insert_launch = Launcher(_insert, "table", num_warps=4, enable_fp_fusion=False)
-_query_launch = Launcher(_query, "out maxima", num_warps=4, enable_fp_fusion=False)
+_launch_insert = Launcher(_insert, "table", num_warps=4, enable_fp_fusion=False)
+_launch_query = Launcher(_query, "out maxima", num_warps=4, enable_fp_fusion=False)
 
 
 def insert_triton(u: Tensor, columns: int, seeds: Tensor, factor: Tensor) -> Tensor:
-    """See `insert_torch`. Reads u once; rows atomics of 8 bytes an entry."""
+    """Compute `insert_torch` in one launch: read u once, and add 8 bytes per entry and row."""
     rows = seeds.numel()
     table = torch.zeros(rows, columns, dtype=torch.int64, device=u.device)
     grid = -(-u.numel() // TILE)
-    _insert_launch(grid, u, u, table, seeds, factor, u.numel(), columns, rows, TILE)
+    _launch_insert(grid, u, u, table, seeds, factor, u.numel(), columns, rows, TILE)
     return table
 
 
 def query_triton(
     table: Tensor, seeds: Tensor, size: int, block: int
 ) -> tuple[Tensor, Tensor | None]:
-    """See `query`. Rows reads of a sector from the cache an entry; writes 4 bytes, 4 / block."""
+    """Compute `query` in one launch.
+
+    Reads a sector from the cache per entry and row; writes 4 bytes per entry and 4 / block.
+    """
     rows, columns = table.shape
     out = torch.empty(size, dtype=torch.float32, device=table.device)
     maxima = out.new_empty(-(-size // block)) if block else None
     grid = -(-size // LOOK)
     room = 1 << (rows - 1).bit_length()
-    _query_launch(grid, out, table, seeds, out, maxima, size, columns, rows, room, block or 1, LOOK)
+    _launch_query(grid, out, table, seeds, out, maxima, size, columns, rows, room, block or 1, LOOK)
     return out, maxima

@@ -1,4 +1,4 @@
-"""A target zeroed on CUDA: one launch for any number of pieces."""
+"""Zero a target on CUDA: one launch for any number of pieces."""
 
 from typing import TYPE_CHECKING
 
@@ -33,7 +33,7 @@ _launch = Launcher(_zero, "rows", num_warps=8)
 
 
 def tiles_of(target: "Target", tile: int) -> PieceTable:
-    """One launch over all of it."""
+    """Return the one launch that covers the target, in tiles of `tile` entries."""
     if target.out is not None:
         return PieceTable.whole(target.out, target.size + 1, tile)
     (part,) = piece_tables(target.size, target.device, target.pieces, False, tile)
@@ -41,8 +41,8 @@ def tiles_of(target: "Target", tile: int) -> PieceTable:
 
 
 def zero_triton(target: "Target") -> None:
-    """Moves 4 bytes an entry."""
+    """Zero the target; it moves 4 bytes per entry."""
     part = tiles_of(target, TILE)
-    given = part.gradient
+    out = part.gradient
     on = target.pieces[0][1] if target.out is None else target.out
-    _launch(part.tiles, on, given, part.rows, part.length, part.aligned, part.pieces, TILE)
+    _launch(part.tiles, on, out, part.rows, part.length, part.aligned, part.pieces, TILE)

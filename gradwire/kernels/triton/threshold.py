@@ -1,7 +1,8 @@
-"""level on CUDA: one launch.
+"""find_threshold and first_threshold on CUDA: one launch each.
 
-One program ranks the maxima, another does so for the second rank, one takes the mean, and many look
-for the largest. Whoever is last has all that is needed for the rule.
+In find_threshold one program ranks the maxima, and for some rules another ranks them for a second
+rank. One takes the mean, and many look for the largest entry. The last program to finish applies
+the rule to these results.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ MOST = 8192
 """Maxima that one program holds in its registers."""
 TILE = 4096
 PARTS = 256
-"""Programs at most that look for the largest."""
+"""Programs at most that look for the largest entry."""
 NORMAL = tl.constexpr(int(Rule.NORMAL))
 LADDER = tl.constexpr(int(Rule.LADDER))
 LIST = tl.constexpr(int(Rule.LIST))
@@ -32,32 +33,32 @@ HALVINGS = tl.constexpr(float(1 << ROUNDS))
 
 @triton.jit
 def _ranked(maxima, every, n, rank, MOST: tl.constexpr):
-    """The bits of the rank-th largest: the highest number that so many reach, two bits a round."""
+    """Return the bits of the rank-th largest of the maxima, found two bits per round."""
     i = tl.arange(0, MOST)
-    seen = tl.load(maxima + i.to(tl.int64) * every, mask=i < n, other=0)
-    # What is not there is below everything.
-    bits = tl.where(i < n, bits_of(seen), -1)
+    sample = tl.load(maxima + i.to(tl.int64) * every, mask=i < n, other=0)
+    # Cells past the end are below everything.
+    bits = tl.where(i < n, bits_of(sample), -1)
     t = tl.where(tl.sum((bits >= 1 << 30).to(tl.int32)) >= rank, 1 << 30, 0)
-    # Of 16 bits the first eight rounds say all.
-    for round in range(8 if seen.dtype == tl.int16 else 15):
-        one = 1 << (28 - 2 * round)
-        # Three counts in one sum.
-        marks = (bits >= t + one).to(tl.int64)
-        marks += (bits >= t + 2 * one).to(tl.int64) << 20
-        marks += (bits >= t + 3 * one).to(tl.int64) << 40
+    # Maxima of 16 bits need only the first eight rounds.
+    for round in range(8 if sample.dtype == tl.int16 else 15):
+        step = 1 << (28 - 2 * round)
+        # Three counts in step sum.
+        marks = (bits >= t + step).to(tl.int64)
+        marks += (bits >= t + 2 * step).to(tl.int64) << 20
+        marks += (bits >= t + 3 * step).to(tl.int64) << 40
         counts = tl.sum(marks)
         reach = ((counts & 0xFFFFF) >= rank).to(tl.int32)
         reach += (((counts >> 20) & 0xFFFFF) >= rank).to(tl.int32)
         reach += ((counts >> 40) >= rank).to(tl.int32)
-        t += reach * one
+        t += reach * step
     return t
 
 
 @triton.jit
 def average(u, step, n, SQUARE: tl.constexpr, TILE: tl.constexpr):
-    """The mean over n entries: of squares, its root; else of magnitudes. fp64, nothing overflows.
+    """Return the root of the mean square of n entries, or the mean magnitude, summed in fp64.
 
-    Moves 32 bytes an entry, if step is 8 or more.
+    SQUARE chooses the first. fp64 cannot overflow. Moves 32 bytes per entry if step is 8 or more.
     """
     total = tl.zeros([TILE], tl.float64)
     for start in range(0, n, TILE):
@@ -70,9 +71,9 @@ def average(u, step, n, SQUARE: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit
 def _furthest(values, part, share, n, LEAST: tl.constexpr, TILE: tl.constexpr):
-    """The bits of the largest magnitude of a part; or of the smallest, counted down from the top.
+    """Return the bits of the largest magnitude of a part, or of the smallest, counted down.
 
-    Where there is nothing it is 0.
+    LEAST chooses the smallest. For an empty part it is 0.
     """
     far = tl.zeros([TILE], tl.int32)
     first = part.to(tl.int64) * share * TILE
@@ -99,7 +100,7 @@ def _halved(mean, top, sure):
 
 @triton.jit
 def _decide(work, scratch, RULE: tl.constexpr):
-    """The bits of what the rule finds."""
+    """Return the bits of the magnitude that the rule finds."""
     sure = load_shared(scratch)
     if RULE == NORMAL:
         guess = load_shared(scratch + 2)
@@ -111,15 +112,15 @@ def _decide(work, scratch, RULE: tl.constexpr):
         mean = load_shared(scratch + 2).to(tl.float32, bitcast=True).to(tl.float64)
         top = load_shared(work + TOTAL).to(tl.float32, bitcast=True).to(tl.float64)
         if RULE == LADDER:
-            found = _rung(mean, top, sure.to(tl.float64)).to(tl.float32)
+            threshold = _rung(mean, top, sure.to(tl.float64)).to(tl.float32)
         else:
-            found = _halved(mean, top, sure.to(tl.float64)).to(tl.float32)
-        # Where there is no scale to step on it is no number.
-        return tl.where(found <= sure, found, sure).to(tl.int32, bitcast=True)
+            threshold = _halved(mean, top, sure.to(tl.float64)).to(tl.float32)
+        # Without a scale to step on the threshold is NaN, and `sure` is taken.
+        return tl.where(threshold <= sure, threshold, sure).to(tl.int32, bitcast=True)
 
 
 @triton.jit(do_not_specialize=["step", "n", "every", "m", "first", "second", "size", "share"])
-def _level(
+def _find_threshold(
     out, work, scratch, u, maxima, whole, scale, step, n, every, m, first, second, size, share,
     RULE: tl.constexpr, MOST: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
@@ -139,21 +140,24 @@ def _level(
         tl.atomic_max(work + TOTAL, far, sem="relaxed")
     tl.debug_barrier()
     if tl.atomic_add(work + LEFT, 1, sem="acq_rel") == tl.num_programs(0) - 1:
-        found = _decide(work, scratch, RULE)
-        tl.store(out, tl.maximum(found - 1, 0))
+        threshold = _decide(work, scratch, RULE)
+        tl.store(out, tl.maximum(threshold - 1, 0))
         tl.debug_barrier()
         tl.store(work + TOTAL, 0)
         tl.store(work + LEFT, 0)
 
 
-_launch_level = Launcher(_level, "out work scratch scale", num_warps=8)
+_launch_find = Launcher(_find_threshold, "out work scratch scale", num_warps=8)
 
 
 def find_threshold_triton(
     rule: Rule, u: Tensor, step: int, maxima: Tensor, every: int, ranks: Sequence[int],
     scale: float = 1.0, whole: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """See `find_threshold`. Moves 32 bytes per sampled entry and maximum; `whole` once."""
+    """Compute `find_threshold` in one launch.
+
+    Moves 32 bytes per sampled entry and maximum, and reads `whole` once.
+    """
     m, n = -(-maxima.numel() // every), -(-u.numel() // step)
     if m > MOST:
         if maxima.dtype == torch.int16:
@@ -166,7 +170,7 @@ def find_threshold_triton(
     share = max(1, -(-size // (TILE * PARTS)))
     parts = -(-size // (TILE * share))
     most = 4096 if m <= 4096 else MOST
-    _launch_level(
+    _launch_find(
         len(ranks) + means + parts, u, out, work, scratch, u, maxima, far, float(scale),
         step, n, every, m, ranks[0], ranks[-1], size, share, int(rule), most, TILE,
     )  # fmt: skip
@@ -174,7 +178,7 @@ def find_threshold_triton(
 
 
 @triton.jit(do_not_specialize=["step", "n"])
-def _once(out, kept, u, scale, step, n, TILE: tl.constexpr):
+def _first_threshold(out, kept, u, scale, step, n, TILE: tl.constexpr):
     size = tl.load(kept)
     if size <= 0:
         size = average(u, step, n, True, TILE) * scale
@@ -182,12 +186,12 @@ def _once(out, kept, u, scale, step, n, TILE: tl.constexpr):
     tl.store(out, tl.maximum(magnitude(size) - 1, 0))
 
 
-_launch_once = Launcher(_once, "out scale", num_warps=8)
+_launch_first = Launcher(_first_threshold, "out scale", num_warps=8)
 
 
 def first_threshold_triton(kept: Tensor, u: Tensor, step: int, scale: float) -> Tensor:
-    """See `first_threshold`. Moves 32 bytes for each sampled entry, the first time."""
+    """Compute `first_threshold`; only the first call samples u, 32 bytes per sampled entry."""
     n = -(-u.numel() // step)
     out = torch.empty((), dtype=torch.int32, device=u.device)
-    _launch_once(1, u, out, kept, u, scale * n**0.5, step, n, TILE)
+    _launch_first(1, u, out, kept, u, scale * n**0.5, step, n, TILE)
     return out.view(torch.float32)

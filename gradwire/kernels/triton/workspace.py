@@ -1,4 +1,4 @@
-"""Small tensors that belong to a stream: counters at rest, flags ready for use."""
+"""Small tensors that belong to a stream: counters that are zero between launches, and flags."""
 
 import torch
 from torch import Tensor
@@ -6,13 +6,14 @@ from torch import Tensor
 from gradwire.kernels.triton.launch import driver
 from gradwire.kernels.triton.select.turns import WORDS
 
-FLAGS = 256
+_FLAGS = 256
+"""Flags that one launch makes."""
 _kept: dict[tuple[torch.device, int], tuple[Tensor, Tensor]] = {}
 _flags: dict[tuple[torch.device, int], list[Tensor]] = {}
 
 
-def capturing(device: torch.device) -> bool:
-    """Whether the current stream is being captured into a graph."""
+def _capturing(device: torch.device) -> bool:
+    """Return True if the current stream is being captured into a graph."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
@@ -23,12 +24,13 @@ def _stream(device: torch.device) -> tuple[torch.device, int]:
 
 
 def workspace(words: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The counters of `turns_triton`, zero now and when a launch is over, and scratch of `words`.
+    """Return the counters of `select/turns.py`, and scratch of `words`.
 
-    Both belong to the current stream, which sees to it that one launch at a time uses them. A graph
-    may be replayed on any stream, so it gets its own.
+    The counters are zero before and after each launch. Both tensors belong to the current stream,
+    so one launch at a time uses them. A graph may be replayed on any stream, and therefore gets its
+    own.
     """
-    if capturing(device):
+    if _capturing(device):
         zero = torch.zeros(WORDS, dtype=torch.int32, device=device)
         return zero, torch.empty(words, dtype=torch.int32, device=device)
     here = _stream(device)
@@ -40,11 +42,14 @@ def workspace(words: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def flag(device: torch.device) -> Tensor:
-    """A 0-d bool that is True and that nobody else has; a launch is needed for one in FLAGS."""
-    if capturing(device):
+    """Return a 0-d bool that is True and that nobody else has.
+
+    One launch makes a whole supply of them.
+    """
+    if _capturing(device):
         return torch.ones((), dtype=torch.bool, device=device)
     here = _stream(device)
     ready = _flags.get(here)
     if not ready:
-        ready = _flags[here] = list(torch.ones(FLAGS, dtype=torch.bool, device=device).unbind())
+        ready = _flags[here] = list(torch.ones(_FLAGS, dtype=torch.bool, device=device).unbind())
     return ready.pop()

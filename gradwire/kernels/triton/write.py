@@ -1,7 +1,7 @@
 """write_message on CUDA: one launch writes the whole message.
 
-Some programs write values, the others words of indices. A word finds the entries that have bits in
-it by search, so nothing is added up and nothing has to be cleared before.
+Some programs write values, the others words of indices. A word searches for the entries that have
+bits in it. Nothing is added up, and nothing has to be cleared before.
 """
 
 from typing import TYPE_CHECKING
@@ -55,7 +55,7 @@ def _put_floats(
     i = tile * TILE + tl.arange(0, TILE)
     value = tl.load(values + i, mask=i < capacity, other=0).to(tl.float32)
     value = tl.minimum(tl.maximum(value, -limit), limit)
-    # Past the entries `value` is zero, as the padding of the message is.
+    # Behind the entries `value` is zero, which is the padding of the message.
     if VALUES == FP32:
         tl.store(body.to(tl.pointer_type(tl.float32)) + i, value, mask=i < room)
     elif VALUES == FP16:
@@ -78,7 +78,7 @@ def _put_levels(
     body, seen, values, step, key, tile, capacity, room, limit,
     VALUES: tl.constexpr, STOCHASTIC: tl.constexpr, TILE: tl.constexpr, LEVELS: tl.constexpr,
 ):  # fmt: skip
-    # Two entries beside each other, as int4 stores them.
+    # Neighbouring entries in pairs, because int4 stores two in a byte.
     r = tl.arange(0, TILE // BLOCK)[:, None]
     c = tl.arange(0, BLOCK // 2)[None, :]
     pair = (tile * (TILE // BLOCK) + r) * (BLOCK // 2) + c
@@ -87,12 +87,12 @@ def _put_levels(
     second = tl.load(values + i + 1, mask=i + 1 < capacity, other=0).to(tl.float32)
     largest = tl.max(tl.maximum(tl.abs(first), tl.abs(second)), axis=1)[:, None]
     scale = tl.div_rn(tl.minimum(largest, limit), LEVELS + tl.zeros_like(largest))
-    share = tl.div_rn(tl.zeros_like(scale) + 1.0, tl.where(scale > 0, scale, 1.0))
+    inverse_scale = tl.div_rn(tl.zeros_like(scale) + 1.0, tl.where(scale > 0, scale, 1.0))
     low, high = pair, pair
     if STOCHASTIC:
         low, high = random_halves(step, key, i), random_halves(step, key, i + 1)
-    first = quantised(first * share, low, LEVELS, STOCHASTIC)
-    second = quantised(second * share, high, LEVELS, STOCHASTIC)
+    first = quantised(first * inverse_scale, low, LEVELS, STOCHASTIC)
+    second = quantised(second * inverse_scale, high, LEVELS, STOCHASTIC)
     block = tile * (TILE // BLOCK) + r
     blocks = (capacity + BLOCK - 1) // BLOCK
     tl.store(body.to(tl.pointer_type(tl.float32)) + block, scale, mask=block < blocks)
@@ -101,17 +101,17 @@ def _put_levels(
         tl.store(codes, first.to(tl.int8), mask=i < room)
         tl.store(codes + 1, second.to(tl.int8), mask=i + 1 < room)
     else:
-        both = (first + 8) | ((second + 8) << 4)
-        both = tl.where(i < capacity, both, 0)
+        nibbles = (first + 8) | ((second + 8) << 4)
+        nibbles = tl.where(i < capacity, nibbles, 0)
         codes = (body + blocks).to(tl.pointer_type(tl.uint8)) + pair
-        tl.store(codes, both.to(tl.uint8), mask=pair < room)
+        tl.store(codes, nibbles.to(tl.uint8), mask=pair < room)
     tl.store(seen + i, first.to(tl.float32) * scale, mask=i < capacity)
     tl.store(seen + i + 1, second.to(tl.float32) * scale, mask=i + 1 < capacity)
 
 
 @triton.jit
 def _low_words(indices, w, capacity, low, WORDS: tl.constexpr):
-    """Words w of the low bits of all indices side by side."""
+    """Return words w of the low bits of all indices, stored side by side."""
     first = w * 32 // low
     word = tl.zeros([WORDS], tl.uint32)
     for j in range(32 // low + 2):
@@ -127,25 +127,25 @@ def _low_words(indices, w, capacity, low, WORDS: tl.constexpr):
 
 @triton.jit
 def _set_bits(indices, w, capacity, size, low, CODE: tl.constexpr, WORDS: tl.constexpr):
-    """Words w of a bitmap of the positions."""
+    """Return words w of a bitmap of the positions."""
     begin = w.to(tl.int64) * 32
     base = count_below(indices, begin, capacity, low, CODE, WORDS)
     word = tl.zeros([WORDS], tl.uint32)
     for j in range(32):
         i = base + j
-        there = i < capacity
-        at = position(indices, i, there, low, CODE)
-        there &= at < begin + 32
+        real = i < capacity
+        at = position(indices, i, real, low, CODE)
+        real &= at < begin + 32
         if CODE == BITMAP:
-            there &= at < size
-        bit = tl.where(there, at - begin, 0).to(tl.uint32)
-        word |= tl.where(there, tl.full([WORDS], 1, tl.uint32) << bit, 0)
+            real &= at < size
+        bit = tl.where(real, at - begin, 0).to(tl.uint32)
+        word |= tl.where(real, tl.full([WORDS], 1, tl.uint32) << bit, 0)
     return word.to(tl.int32, bitcast=True)
 
 
 @triton.jit
 def _places(indices, w, capacity, size):
-    """Words w of the 16-bit places of two entries each."""
+    """Return words w of the 16-bit places, two entries per word."""
     first = tl.load(indices + 2 * w, mask=2 * w < capacity, other=0)
     second = tl.load(indices + 2 * w + 1, mask=2 * w + 1 < capacity, other=0)
     first = tl.where(first < size, first & 0xFFFF, 0)
@@ -157,7 +157,7 @@ def _places(indices, w, capacity, size):
 def _put_words(
     out, indices, tile, split, words, capacity, size, low, CODE: tl.constexpr, WORDS: tl.constexpr
 ):
-    """A tile of the first part (`split` words) or of the second; no tile has words of both."""
+    """Write a tile of the first part (`split` words) or of the second; no tile has both."""
     tiles = (split + WORDS - 1) // WORDS
     if tile < tiles:
         w = tile * WORDS + tl.arange(0, WORDS)
@@ -214,13 +214,16 @@ _launch = Launcher(_write_message, "out seen template limit", num_warps=4, enabl
 def write_message_triton(
     template: Tensor, sparse: Sparse, finite: Tensor, encoding: Encoding, noise: "Noise | None"
 ) -> tuple[Tensor, Tensor]:
-    """See `write_message`. Moves 8 bytes an entry in, and out what the message and `seen` take."""
+    """Compute `write_message` in one launch.
+
+    Moves 8 bytes per entry in, and the message and `seen` out.
+    """
     out = torch.empty_like(template)
     values, indices, capacity = sparse.values, sparse.indices, sparse.capacity
     same = encoding.values == "fp32" and values.dtype == torch.float32
     seen = None if same else torch.empty(capacity, dtype=torch.float32, device=out.device)
     split, words = parts_of(encoding.indices, sparse.size, capacity)
-    # What follows the scales: the codes and the padding behind them, which is less than 16 bytes.
+    # The codes and the padding behind them, which is less than 16 bytes, follow the scales.
     left = out.numel() - 32 - 4 * (split + words)
     if encoding.values in FLOATS:
         limit = torch.finfo(FLOATS[encoding.values]).max
@@ -230,7 +233,7 @@ def write_message_triton(
         limit, room = LARGEST, left - 4 * -(-capacity // BLOCK.value)
         tiles = -(-room // (TILE if encoding.values == "int8" else TILE // 2))
     tiles = max(1, tiles)
-    # As int32, so that it is of one type whatever its value.
+    # Moved into the range of int32, so that every key has the same type.
     step, key = (None, 0) if noise is None else (noise.step, noise.key - (1 << 31))
     _launch(
         tiles + -(-split // WORDS) + -(-words // WORDS), out, out.view(torch.int32), seen,
@@ -243,7 +246,7 @@ def write_message_triton(
 
 
 def parts_of(name: str, size: int, capacity: int) -> tuple[int, int]:
-    """The words of the two parts of an index code; a code of one part has only the second."""
+    """Return the words of the two parts of an index code; a single part is the second."""
     if name in ("packed", "local16") and capacity:
         return word_parts(name, size, capacity)
     return 0, index_bytes(name, size, capacity) // 4

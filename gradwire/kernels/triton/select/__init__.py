@@ -1,1 +1,1 @@
-"""The selection: README.md tells the algorithm, phase by phase."""
+"""The selection of the largest entries; README.md tells the algorithm, phase by phase."""

@@ -1,8 +1,8 @@
-"""A bound that at least k entries reach: from what the scan counted, or from a sample.
+"""Find a bound that at least k entries reach, from the counts of the scan or from a sample.
 
-The k-th largest block maximum is never above the k-th largest magnitude, so a block whose maximum
-is below it cannot hold a winner. Some of the maxima give a bound a little lower; the number of
-entries that reach it says whether it was low enough.
+The k-th largest block maximum is never above the k-th largest magnitude. A block whose maximum is
+below it therefore cannot hold a winner. The bound comes from some of the maxima, and is a little
+lower. The number of entries that reach the bound says if it was low enough.
 """
 
 import triton
@@ -13,15 +13,17 @@ from gradwire.kernels.triton.select.counts import LOW, lowest, mean_square, read
 from gradwire.kernels.triton.select.turns import COARSE_BINS, CROWDED, FINE_BITS
 
 SECTOR = tl.constexpr(8)
-# Of 45 selections of a ResNet-50 in training 7 took the slower path with it, 22 without.
+# A factor on the last threshold. Of 45 selections of a ResNet-50 in training 7 took the slower path
+# with it, and 22 without.
 LOWERED = tl.constexpr(0.85)
 
 
 @triton.jit
 def _sample(values, n, STRATA: tl.constexpr):
-    """Bits of STRATA sectors of 32 bytes, each at a hashed place in its own stretch; -1 past n.
+    """Return the bits of STRATA sectors of 32 bytes; -1 past n.
 
-    Hashed, so that no period in the data goes unseen.
+    Each sector lies at a hashed place in its own stretch, so that no period in the data goes
+    unseen.
     """
     stretch = tl.arange(0, STRATA)
     sector = stretch
@@ -37,9 +39,10 @@ def _sample(values, n, STRATA: tl.constexpr):
 
 @triton.jit
 def _sampled(values, n, rank, SAMPLE: tl.constexpr):
-    """A bound that `rank` of the sample reach, its last 15 bits clear; how many do; the largest.
+    """Return a bound that `rank` of the sample reach, the number that reach it, and the largest.
 
-    Looks no further than 16 powers of two below the largest. Reads 4 * SAMPLE bytes.
+    The last 15 bits of the bound are clear. It is at most 16 powers of two below the largest. Reads
+    4 * SAMPLE bytes.
     """
     bits = _sample(values, n, SAMPLE // SECTOR)
     largest = tl.max(tl.max(bits, axis=1), axis=0)
@@ -47,19 +50,19 @@ def _sampled(values, n, rank, SAMPLE: tl.constexpr):
     t = lowest
     count = tl.minimum(n, SAMPLE)
     for step in range(6):
-        # Three counts in one sum, ten bits each in a sector, twenty in all: two bits of t a round.
-        one = 1 << (25 - 2 * step)
-        marks = (bits >= t + one).to(tl.int32)
-        marks += (bits >= t + 2 * one).to(tl.int32) << 10
-        marks += (bits >= t + 3 * one).to(tl.int32) << 20
+        # Three counts in unit sum, ten bits each in a sector, twenty in all: two bits of t a round.
+        unit = 1 << (25 - 2 * step)
+        marks = (bits >= t + unit).to(tl.int32)
+        marks += (bits >= t + 2 * unit).to(tl.int32) << 10
+        marks += (bits >= t + 3 * unit).to(tl.int32) << 20
         sector = tl.sum(marks, axis=1).to(tl.int64)
         counts = tl.sum(((sector >> 20) << 40) + (((sector >> 10) & 1023) << 20) + (sector & 1023))
         c1 = (counts & 0xFFFFF).to(tl.int32)
         c2 = ((counts >> 20) & 0xFFFFF).to(tl.int32)
         c3 = (counts >> 40).to(tl.int32)
         count = tl.where(c3 >= rank, c3, tl.where(c2 >= rank, c2, tl.where(c1 >= rank, c1, count)))
-        t += one * tl.where(c3 >= rank, 3, tl.where(c2 >= rank, 2, tl.where(c1 >= rank, 1, 0)))
-    # Too few lie as high as that: then it is everything but zeros that is looked for.
+        t += unit * tl.where(c3 >= rank, 3, tl.where(c2 >= rank, 2, tl.where(c1 >= rank, 1, 0)))
+    # If too few lie above the lowest bound, 0 asks for every entry but zeros.
     return tl.where(t == lowest, 0, t), count, largest
 
 
@@ -70,14 +73,15 @@ def _lower(edge):
 
 @triton.jit
 def _counted(counts, record, rank, loose, scale):
-    """The same from what the scan counted, whose edge tells where the bins are.
+    """Return the results of `_sampled` from the counts of the scan.
 
-    With a scale it is that many root mean squares of the entries, held between this bound and one
-    that `loose` of those counted reach.
+    The last threshold tells where the bins are. With a scale the bound is `scale` root mean squares
+    of the entries. It is then held between two bounds: `rank` of the counted reach one, `loose` the
+    other.
     """
     edge = tl.load(record)
     bin, seen, total, top = read(counts, rank)
-    # With so few maxima near the last edge, the winners lie together.
+    # With so few maxima near the last threshold, the winners lie together.
     few = total < rank
     t = tl.where(few, _lower(edge), (lowest(edge) + bin) << LOW)
     if scale is not None:
@@ -91,10 +95,10 @@ def _counted(counts, record, rank, loose, scale):
 
 @triton.jit
 def lowered(record):
-    """The edge of the last selection, a little lowered, as bits, if that one was crowded; else 0.
+    """Return the last threshold, a little lowered, as bits, if that selection was crowded; else 0.
 
-    Where large entries lie together, as those of a small layer do among larger ones, few maxima
-    stand for many winners: the bound from maxima then lets far too much pass.
+    Large entries may lie together, as those of a small layer do among larger layers. Few maxima
+    then stand for many winners, and a bound from maxima lets far too many entries pass.
     """
     return tl.where(tl.load(record + CROWDED) != 0, _lower(tl.load(record)), 0)
 
@@ -103,23 +107,23 @@ def lowered(record):
 def find_bound(
     values, counts, n, rank, loose, crowd, threshold, scale, record, SAMPLE: tl.constexpr
 ):
-    """The bound, at least 1, or 0 where none helps; and the width of a coarse bin, in bits.
+    """Return the bound, at least 1, or 0 if none helps; and the width of a coarse bin, in bits.
 
-    Where there is a threshold, never below what passes it.
+    With a threshold the bound is never below the smallest magnitude that passes.
     """
     if counts is None:
         t, seen, largest = _sampled(values, n, rank, SAMPLE)
     else:
         t, seen, largest = _counted(counts, record, rank, loose, scale)
-    # Where these are full of ties so is the rest: everything would be a candidate.
+    # If the sample is full of ties, so is the vector: nearly every entry would be a candidate.
     helps = (crowd > 0) & ((seen <= crowd * rank + 64) | (t == 0))
     shift = 10
     if record is not None:
-        # Where that says little the last edge may say more, and then bins reach to four times it.
+        # The last threshold may give a higher bound. Wider bins are then needed above it.
         least = lowered(record)
         shift = tl.where(least > t, 13, 10)
         t = tl.maximum(t, least)
-    # Bins just wide enough to reach from the bound to the largest that was seen.
+    # Bins are just wide enough to reach from the bound to the largest magnitude seen.
     while ((largest - t) >> shift >= COARSE_BINS - 1) & (shift < FINE_BITS):
         shift += 1
     t = tl.where(helps, tl.maximum(t, 1), 0)
@@ -130,9 +134,9 @@ def find_bound(
 
 @triton.jit
 def least_of(threshold):
-    """The smallest magnitude, as bits, that passes a threshold; 0 where even zeros do."""
+    """Return the smallest magnitude, as bits, that passes a threshold; 0 if even zeros pass."""
     bits = tl.load(threshold).to(tl.int32, bitcast=True)
     size = bits & 0x7FFFFFFF
-    # -0 is no less than 0. Nothing passes a NaN, whatever its bits.
+    # -0 counts as 0. Nothing passes a NaN of any bits.
     least = tl.where((bits < 0) & (bits != -2147483648), 0, size + 1)
     return tl.where(size > INFINITY, INFINITY + 1, least)

@@ -1,10 +1,10 @@
-"""The sizes of block maxima and entries: counted by the scan, read by the selection after it.
+"""Counts of block maxima and sums of squares: written by the scan, read by the selection.
 
 A maximum is counted by its code, the 16 bits after the sign. There are 1024 bins around the last
-threshold: from a sixth of it to three times as much. Bins for all codes would be too many to look
-through, and a few wide ones would all add to the same line. Neighbours are on different cache
-lines, because a line takes one addition at a time. After the bins come, as fp64, sums of squares of
-the entries and the number of these entries, in 32 parts each.
+threshold: from a sixth of it to three times as much. Bins for all codes would be too many to read,
+and a few wide bins would all add to the same cache line. Neighbouring bins are on different cache
+lines, because a line takes one addition at a time. After the bins come, as fp64, the sums of
+squares of the entries and the number of these entries, in 32 parts each.
 """
 
 import triton
@@ -17,13 +17,13 @@ LOW = tl.constexpr(15)
 """Bits of a magnitude that its code leaves out."""
 BINS = tl.constexpr(1024)
 BELOW = tl.constexpr(640)
-"""Bins below the edge: 256 a power of two."""
+"""Bins below the last threshold: 256 per power of two."""
 PARTS = tl.constexpr(32)
 
 
 @triton.jit
 def lowest(edge):
-    """The code of the first bin."""
+    """Return the code of the first bin."""
     return tl.maximum((edge >> LOW) - BELOW, 0)
 
 
@@ -32,23 +32,23 @@ def tally(
     counts, words, u, maxima, start, left, every,
     BLOCK: tl.constexpr, TILE: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Counts the maxima of a tile that this program has written, of one in `every` units, and adds
-    up the squares of its entries.
+    """Count the maxima of a tile that this program has written, and add up its entries' squares.
 
-    Units are hashed, so that no period in the data goes unseen. Maxima and entries are read again:
-    kept until here they would take registers from every program. Squares are for one method; the
-    others' scans took no longer with them.
+    Only one in `every` units is counted. Units are hashed, so that no period in the data goes
+    unseen. Maxima and entries are read again, because registers that hold them until here would be
+    missing in every program. Only one method needs the squares, but the scans of others take no
+    longer with them.
     """
     unit = (start // UNIT).to(tl.uint32)
     if tl.umulhi(unit * 0x9E3779B1, every.to(tl.uint32)) == 0:
         tl.debug_barrier()
         row = tl.arange(0, TILE // BLOCK)
         real = row * BLOCK < left
-        there = maxima + start // BLOCK + row
-        bits = bits_of(tl.load(there, mask=real, other=0, cache_modifier=".cg"))
+        written = maxima + start // BLOCK + row
+        bits = bits_of(tl.load(written, mask=real, other=0, cache_modifier=".cg"))
         bin = tl.minimum((bits >> LOW) - lowest(tl.load(words)), BINS - 1)
         ones = tl.full([TILE // BLOCK], 1, tl.int32)
-        tl.atomic_add(counts + _place(bin), ones, mask=real & (bin >= 0), sem="relaxed")
+        tl.atomic_add(counts + _bin_place(bin), ones, mask=real & (bin >= 0), sem="relaxed")
         entry = tl.arange(0, TILE)
         x = tl.load(u + start + entry, mask=entry < left, other=0, cache_modifier=".cg")
         x = x.to(tl.float64)
@@ -64,24 +64,25 @@ def _squares(counts):
 
 @triton.jit
 def mean_square(counts):
-    """Of the entries that were counted."""
+    """Return the mean square of the counted entries."""
     part = _squares(counts) + tl.arange(0, PARTS)
     return tl.sum(tl.load(part)) / tl.sum(tl.load(part + PARTS))
 
 
 @triton.jit
-def _place(bin):
+def _bin_place(bin):
     return (bin & 31) * 32 + (bin >> 5)
 
 
 @triton.jit
 def read(counts, rank):
-    """The highest bin that `rank` of those counted reach, how many do, how many there are in all,
-    and the highest bin that is not empty. Reads 4 kB.
+    """Find the highest bin that `rank` of the counted maxima reach. Reads 4 kB.
+
+    Return this bin, the number that reach it, the number of all, and the highest bin not empty.
     """
     bin = tl.arange(0, 32)[:, None] * 32 + tl.arange(0, 32)[None, :]
-    each = tl.load(counts + _place(bin))
-    found, above, total = inside(each, 0, rank, 32, 32)
-    seen = above + tl.sum(tl.sum(tl.where(bin == found, each, 0), axis=1), axis=0)
+    each = tl.load(counts + _bin_place(bin))
+    crossed, above, total = inside(each, 0, rank, 32, 32)
+    seen = above + tl.sum(tl.sum(tl.where(bin == crossed, each, 0), axis=1), axis=0)
     top = tl.max(tl.max(tl.where(each > 0, bin, 0), axis=1), axis=0)
-    return found, seen, total, top
+    return crossed, seen, total, top

@@ -1,4 +1,4 @@
-"""topk, above and quantile on CUDA: the launches of `phases` and what they are given."""
+"""topk, above and quantile on CUDA: the launches of `phases`, and their arguments."""
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from gradwire.kernels.triton.select.sizes import PRUNE_WARPS, WARPS, launch_size
 from gradwire.kernels.triton.workspace import workspace
 
 _launch_bound = Launcher(store_bound, "work record", num_warps=8)
-# With more registers not all of its programs would run at once.
+# With more registers per thread, not all programs would run at once.
 _launch_prune = Launcher(
     prune_parts, "work counts scratch scale record", num_warps=PRUNE_WARPS, maxnreg=64
 )
@@ -32,7 +32,10 @@ def topk_triton(
     block: int = 0,
     last_selection: LastSelection | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Indices (see `topk`) and values. Moves 4 / block bytes an entry and 4 block + 24 a winner."""
+    """Return the indices of `topk`, and the values.
+
+    Moves 4 / block bytes per entry, and 4 block + 24 per winner.
+    """
     indices = torch.empty(k, dtype=torch.int32, device=u.device)
     values = torch.empty(k, dtype=u.dtype, device=u.device)
     if k:
@@ -46,14 +49,17 @@ def above_triton(
     u: Tensor, threshold: Tensor, capacity: int, maxima: Tensor | None = None, block: int = 0,
     last_selection: LastSelection | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """See `above`. The same launches; the threshold is the bound where it is the higher one."""
+    """Compute `above` by the launches of `topk`.
+
+    The bound is the higher one of the threshold and the bound of the k largest.
+    """
     return _above(u, threshold, capacity, maxima, block, last_selection)
 
 
 def quantile_triton(
     u: Tensor, scale: float, k: int, maxima: Tensor, block: int, last_selection: LastSelection
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `quantile`. The same launches; the threshold is found where the bound is."""
+    """Compute `quantile` by the launches of `topk`; `find_bound` finds the threshold too."""
     zero = constant(0, u.device).view(torch.float32)
     return _above(u, zero, k, maxima, block, last_selection, scale)
 
@@ -88,21 +94,22 @@ def _select(
     if maxima is None:
         block = block_size(size, k, device)
         maxima = block_maxima(u, block) if block else None
+    # Block maxima rule out most entries; without maxima the entries themselves do.
     ruling = u if maxima is None else maxima
     p = launch_sizes(size, k, block if maxima is not None else 1, processors(device))
     rank = p.rank if counts is None else p.counted
-    work, room = workspace(p.words, device)
+    work, scratch = workspace(p.words, device)
     record = None if last_selection is None else last_selection.record
     if p.begin:
         if counts is None:
             _launch_bound(1, u, work, ruling, threshold, record, p.n, rank, p.crowd, p.sample)
         _launch_prune(
-            p.items * p.lists, u, work, u, ruling, counts, room, threshold, scale, record,
-            size, p.n, rank, p.loose, p.crowd, p.share, p.room, p.spill, p.items * p.lists, p.block,
+            p.items * p.lists, u, work, u, ruling, counts, scratch, threshold, scale, record, size,
+            p.n, rank, p.loose, p.crowd, p.share, p.room, p.spill, p.items * p.lists, p.block,
             p.rows, p.threads, p.whole, p.copies,
         )  # fmt: skip
     _launch_topk[p.warps](
-        p.items, u, work, u, ruling, counts, room, threshold, scale, indices, values, count,
+        p.items, u, work, u, ruling, counts, scratch, threshold, scale, indices, values, count,
         record, size, k, p.n, rank, p.loose, p.crowd, p.share, p.room, p.spill, p.wide, p.items,
         p.lists, p.looks, p.block, p.sample, p.rows, p.threads, p.whole, p.begin, p.copies,
     )  # fmt: skip

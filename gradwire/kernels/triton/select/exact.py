@@ -1,4 +1,4 @@
-"""Phases 1 to 9: the k-th magnitude to its last bit, and the winners in order."""
+"""Phases 1 to 9: find the k-th magnitude to its last bit, and write the winners in order."""
 
 import triton
 import triton.language as tl
@@ -11,7 +11,7 @@ from gradwire.kernels.triton.select.turns import DIGITS, FINE, LAST_INDEX, PASSE
 
 @triton.jit
 def lists_of(meta, first, LISTS: tl.constexpr):
-    """How an item's lists of candidates are read in tiles of 2048: rounds, bits, widest list.
+    """Return the shape of an item's candidates in tiles of 2048: rounds, bits, widest list.
 
     A round reads as many lists side by side as fit, each in 2^bits cells of the tile.
     """
@@ -29,7 +29,7 @@ def lists_of(meta, first, LISTS: tl.constexpr):
 
 @triton.jit
 def candidates(cand, meta, first, e, start, bits):
-    """Bits (with the sign) and index of cells `e` of a tile, and which of them are candidates.
+    """Return for cells `e` of a tile the bits with the sign, the index, and True for a candidate.
 
     Cell e is entry start + e % 2^bits of list first + e / 2^bits.
     """
@@ -43,7 +43,7 @@ def candidates(cand, meta, first, e, start, bits):
 
 @triton.jit
 def narrow(work, cand, meta, first, t, shift, bin, LISTS: tl.constexpr):
-    """Counts the candidates of one coarse bin by their last `shift` bits."""
+    """Count the candidates of one coarse bin by their last `shift` bits."""
     rounds, bits, widest = lists_of(meta, first, LISTS)
     side = 2048 >> bits
     e = tl.arange(0, 2048)
@@ -59,18 +59,18 @@ def narrow(work, cand, meta, first, t, shift, bin, LISTS: tl.constexpr):
 
 @triton.jit
 def _tally(size, edge):
-    """How many of a tile are above the edge, and how many equal it."""
-    both = (size > edge).to(tl.int32) + ((size == edge).to(tl.int32) << 16)
-    both = tl.sum(tl.sum(tl.sum(both, axis=2), axis=1), axis=0)
-    return both & 0xFFFF, both >> 16
+    """Return the number of a tile's entries above the edge, and the number that equal it."""
+    packed = (size > edge).to(tl.int32) + ((size == edge).to(tl.int32) << 16)
+    packed = tl.sum(tl.sum(tl.sum(packed, axis=2), axis=1), axis=0)
+    return packed & 0xFFFF, packed >> 16
 
 
 @triton.jit
 def _write(indices, values, record, raw, index, bits, edge, need, base, ROWS: tl.constexpr):
-    """Puts one tile's winners in their places from `base` on; returns base and need after it.
+    """Write one tile's winners to their places from `base` on; return base and need after it.
 
     Winners are the entries above the edge, and the first `need` that equal it. The edge and the
-    index of the last of those go to `record`, where wanted.
+    index of the last equal winner go to `record`, if there is one.
     """
     chosen = (bits > edge).to(tl.int32)
     tie = (bits == edge).to(tl.int32)
@@ -85,15 +85,15 @@ def _write(indices, values, record, raw, index, bits, edge, need, base, ROWS: tl
             last = tl.where((tie > 0) & (chosen > 0), index, -1)
             tl.store(record, edge)
             tl.store(record + LAST_INDEX, tl.max(tl.max(tl.max(last, axis=2), axis=1), axis=0))
-    place, found = order(chosen, ROWS)
+    place, winners = order(chosen, ROWS)
     tl.store(indices + base + place, index, mask=chosen > 0)
     tl.store(values + base + place, raw.to(tl.float32, bitcast=True), mask=chosen > 0)
-    return base + found, tl.maximum(need - ties, 0)
+    return base + winners, tl.maximum(need - ties, 0)
 
 
 @triton.jit
 def _note(record, edge, need, item):
-    """The edge where none that equals it wins."""
+    """Record the edge if no winner equals it."""
     if record is not None:
         if (need == 0) & (item == 0):
             tl.store(record, edge)
@@ -105,19 +105,19 @@ def emit(
     work, cand, meta, first, edge, need, indices, values, record, item,
     LISTS: tl.constexpr, LOOKS: tl.constexpr,
 ):  # fmt: skip
-    """Writes this item's winners among its candidates."""
+    """Write this item's winners among its candidates."""
     rounds, bits, widest = lists_of(meta, first, LISTS)
     _note(record, edge, need, item)
     e = tile_entries(16, need)
     side = 2048 >> bits
-    # The first tile, mostly the only one, stays in registers from one pass to the next.
+    # The first tile, which is mostly the only one, stays in registers for both passes.
     raw, index, real = candidates(cand, meta, first, e, 0, bits)
     size = tl.where(real, raw & 0x7FFFFFFF, -1)
     more, ties = _tally(size, edge)
     for r in range(rounds):
         for start in range(tl.where(r == 0, 1 << bits, 0), widest, 1 << bits):
-            also, _, there = candidates(cand, meta, first + r * side, e, start, bits)
-            a, b = _tally(tl.where(there, also & 0x7FFFFFFF, -1), edge)
+            more_raw, _, candidate = candidates(cand, meta, first + r * side, e, start, bits)
+            a, b = _tally(tl.where(candidate, more_raw & 0x7FFFFFFF, -1), edge)
             more += a
             ties += b
     more, ties = look_back(work, item, more, ties, LOOKS)
@@ -136,7 +136,7 @@ def emit(
 
 @triton.jit
 def edge_of(work, k, passes):
-    """The leading bits of the k-th magnitude after that many passes, and what k is among them."""
+    """Return the leading bits of the k-th magnitude after `passes`, and its rank among equals."""
     prefix = passes * 0
     for p in range(passes):
         digit, above = find(work + DIGITS + p * 16, 16, k, 4)
@@ -147,19 +147,19 @@ def edge_of(work, k, passes):
 
 @triton.jit
 def _collect(bins, counts, HIGH: tl.constexpr):
-    """Adds the eight byte-wide counters of every thread to their bins."""
+    """Add the eight byte-wide counters of every thread to their bins."""
     for f in tl.static_range(8):
         tl.atomic_add(bins + HIGH + f, tl.sum(((counts >> (8 * f)) & 255).to(tl.int32)))
 
 
 @triton.jit
 def count_digits(work, u, first, last, k, p, TILE: tl.constexpr):
-    """Counts the p-th digit of every entry that begins as the k-th does. Moves 4 bytes an entry."""
+    """Count the p-th digit of every entry that begins as the k-th does; 4 bytes per entry."""
     prefix, _ = edge_of(work, k, p)
     shift = 4 * (PASSES - 1 - p)
     i = tl.arange(0, TILE)
     for begin in range(first, last, 255 * TILE):
-        # Eight counters of a byte in each word: good for 255 tiles.
+        # Each word holds eight counters of a byte, which can count 255 tiles.
         low = tl.zeros([TILE], tl.int64)
         high = tl.zeros([TILE], tl.int64)
         end = tl.minimum(begin + 255 * TILE, last)
@@ -168,9 +168,9 @@ def count_digits(work, u, first, last, k, p, TILE: tl.constexpr):
             bits = magnitude(tl.load(u + start + i, mask=inside, other=0))
             digit = (bits >> shift) & 15
             same = inside & ((bits >> shift >> 4) == prefix)
-            one = same.to(tl.int64) << ((digit & 7) * 8).to(tl.int64)
-            low += tl.where(digit < 8, one, 0)
-            high += tl.where(digit < 8, 0, one)
+            unit = same.to(tl.int64) << ((digit & 7) * 8).to(tl.int64)
+            low += tl.where(digit < 8, unit, 0)
+            high += tl.where(digit < 8, 0, unit)
         _collect(work + DIGITS + p * 16, low, 0)
         _collect(work + DIGITS + p * 16, high, 8)
 
@@ -180,9 +180,9 @@ def emit_all(
     work, u, first, last, edge, need, indices, values, record, item,
     LOOKS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Writes this item's winners among all entries in [first, last); where its last one ends.
+    """Write this item's winners among all entries in [first, last); return the end of its output.
 
-    Moves 8 bytes an entry.
+    Moves 8 bytes per entry.
     """
     TILE: tl.constexpr = 128 * ROWS
     _note(record, edge, need, item)

@@ -1,4 +1,4 @@
-"""The bin that holds the k-th largest."""
+"""Find the bin that holds the k-th largest."""
 
 import triton
 import triton.language as tl
@@ -8,7 +8,10 @@ from gradwire.kernels.triton.select.turns import COARSE, COARSE_BINS
 
 @triton.jit
 def crossing(counts, over, k):
-    """Where in ascending bins the k-th largest is, and how many lie above; 0, 0 where nowhere."""
+    """Return the ascending bin of the k-th largest, and the number above it; 0, 0 if there is none.
+
+    `over` entries lie above all bins. Return also the number of entries in all bins and above.
+    """
     reach = over + tl.cumsum(counts, axis=0, reverse=True)
     here = (reach >= k) & (reach - counts < k)
     i = tl.arange(0, counts.shape[0]).to(tl.int64)
@@ -18,7 +21,7 @@ def crossing(counts, over, k):
 
 @triton.jit
 def inside(counts, over, k, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """The same for bins in rows: the row first, then the bin in it."""
+    """Return the results of `crossing` for bins in rows: the row is found first, then the bin."""
     row, above, reach = crossing(tl.sum(counts, axis=1), over, k)
     line = tl.sum(tl.where(tl.arange(0, ROWS)[:, None] == row, counts, 0), axis=0)
     column, above, _ = crossing(line, above, k)
@@ -27,24 +30,27 @@ def inside(counts, over, k, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit
 def find(bins, count, k, SIDE: tl.constexpr):
-    """The bin, of `count`, that holds the k-th largest, and how many are in those above it."""
+    """Return the bin, of `count`, that holds the k-th largest, and the number in the bins above."""
     cell = tl.arange(0, SIDE)[:, None] * SIDE + tl.arange(0, SIDE)[None, :]
-    where = 0
+    bin = 0
     above = 0
     over = 0
     start = tl.cdiv(count, SIDE * SIDE) * SIDE * SIDE
     while (start > 0) & (over < k):
         start -= SIDE * SIDE
-        there = bins + start + cell
-        counts = tl.load(there, mask=start + cell < count, other=0, cache_modifier=".cg")
+        page = bins + start + cell
+        counts = tl.load(page, mask=start + cell < count, other=0, cache_modifier=".cg")
         at, above, over = inside(counts, over, k, SIDE, SIDE)
-        where = start + at
-    return where, above
+        bin = start + at
+    return bin, above
 
 
 @triton.jit
 def find_coarse(work, k, COPIES: tl.constexpr):
-    """The same among the coarse bins; bin b is word b / 64 of line b % 64 of every copy."""
+    """Return the results of `find` for the coarse bins.
+
+    Bin b is word b / 64 of line b % 64 of every copy.
+    """
     word = tl.arange(0, 32)[:, None]
     line = tl.arange(0, 64)[None, :]
     here = work + COARSE + line * 32 + word

@@ -1,4 +1,4 @@
-"""The kernels of the selection: `winners`, and two that do phase 0 of a large vector before it.
+"""The kernels of the selection: `winners`, and two for phase 0 of a large vector before it.
 
 README.md tells the phases.
 """
@@ -45,7 +45,7 @@ SCAN = tl.constexpr(4096)
 
 @triton.jit(do_not_specialize=["n", "rank", "crowd"])
 def store_bound(work, maxima, threshold, record, n, rank, crowd, SAMPLE: tl.constexpr):
-    """Phase 0 of a large vector: store the bound in the header."""
+    """Store the bound in the header: phase 0 of a large vector."""
     t, shift = find_bound(maxima, None, n, rank, rank, crowd, threshold, None, record, SAMPLE)
     tl.store(work + BOUND, t)
     tl.store(work + SHIFT, shift)
@@ -58,9 +58,9 @@ def prune_parts(
     PARTS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, THREADS: tl.constexpr,
     WHOLE: tl.constexpr, COPIES: tl.constexpr,
 ):  # fmt: skip
-    """Phase 0 of a large vector: the candidates of one part. Many parts hide each other's waits.
+    """Find the candidates of one part: phase 0 of a large vector.
 
-    Clears the words in which `winners` counts.
+    Many parts hide each other's waits for memory. The words in which `winners` counts are cleared.
     """
     cap = PARTS * room + spill
     cand = (scratch + 2 * PARTS).to(tl.pointer_type(tl.int64))
@@ -83,13 +83,13 @@ def prune_parts(
 
 
 @triton.jit
-def _first(
+def _phase_zero(
     work, u, maxima, counts, scratch, threshold, scale, record, size, n, rank, loose, crowd, share,
     room, spill, item,
     ITEMS: tl.constexpr, BLOCK: tl.constexpr, SAMPLE: tl.constexpr, ROWS: tl.constexpr,
     THREADS: tl.constexpr, WHOLE: tl.constexpr, COPIES: tl.constexpr,
 ):  # fmt: skip
-    """Phase 0 inside `winners`: the bound and one item's candidates."""
+    """Find the bound and one item's candidates: phase 0 inside `winners`."""
     clear(work + DIGITS, CLEARED, item, ITEMS, 512)
     t, shift = find_bound(maxima, counts, n, rank, loose, crowd, threshold, scale, record, SAMPLE)
     clear(work + FINE, 1 << shift, item, ITEMS, 512)
@@ -116,7 +116,10 @@ def winners(
     SAMPLE: tl.constexpr, ROWS: tl.constexpr, THREADS: tl.constexpr, WHOLE: tl.constexpr,
     BEGIN: tl.constexpr, COPIES: tl.constexpr,
 ):  # fmt: skip
-    """The phases from BEGIN on. Phase 0 is `_first`; the strategy says which of the others."""
+    """Do the phases from BEGIN on.
+
+    Phase 0 is `_phase_zero`. The strategy chooses among the other phases.
+    """
     number = next_ticket(work)
     busy = number < (PHASES - BEGIN) * ITEMS
     while busy:
@@ -125,7 +128,8 @@ def winners(
         zero = (number >> 30) * 64
         if phase > BEGIN:
             zero = wait(work, (tl.minimum(phase, 2) - BEGIN) * ITEMS)
-        # Pointers that seem new in every phase: kept for all phases they would fill the registers.
+        # The compiler takes these pointers for new in every phase. Kept for all phases they would
+        # fill the registers.
         w = work + zero
         u = u_at + zero
         scratch = scratch_at + zero
@@ -133,7 +137,7 @@ def winners(
         first = item.to(tl.int64) * wide * SCAN
         last = tl.minimum(first + wide.to(tl.int64) * SCAN, size)
         if phase == 0:
-            _first(
+            _phase_zero(
                 w, u, maxima_at + zero, counts, scratch, threshold, scale, record, size + zero,
                 n + zero, rank, loose, crowd, share, room, spill, item, ITEMS, BLOCK, SAMPLE, ROWS,
                 THREADS, WHOLE, COPIES,

@@ -1,4 +1,4 @@
-"""The sizes of the selection's launches: by size, by k, by the number of multiprocessors."""
+"""The sizes of the selection's launches, by size, k and the number of multiprocessors."""
 
 import functools
 import math
@@ -9,17 +9,19 @@ import torch
 from gradwire.kernels.triton.select.turns import COPIES, MAX_ITEMS
 
 WARPS = 8
+"""Warps per program of `winners`; twice as many for a large k."""
 PRUNE_WARPS = 4
-LISTS = 8
+"""Warps per program of `prune_parts`."""
+_LISTS = 8
+"""Parts of phase 0 per item, if phase 0 has launches of its own."""
 UNIT = 2048
-"""Entries whose block maxima the scan counts, or does not count, together."""
+"""Entries per unit: the scan counts all block maxima of a unit, or none."""
 _CROWDS = {1: 2, 16: 3, 32: 16, 64: 16}
-"""`LaunchSizes.crowd` for each size of a block: what `room` and `spill` below hold."""
+"""`LaunchSizes.crowd` for each size of a block; more would not fit into `room` and `spill`."""
 ALONE = 8192
-"""Maxima an item from which on phase 0 has launches of its own."""
-MANY = 1 << 18
-"""Entries from which on the last launch has twice the warps, and from a quarter of which on there
-are copies of the coarse bins."""
+"""Maxima per item above which phase 0 has launches of its own."""
+_MANY = 1 << 18
+"""A larger k doubles the warps of the last launch. A quarter of it adds copies of coarse bins."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class LaunchSizes:
 
 
 def every(size: int) -> int:
-    """One in so many units is counted: a power of two, about a root of their number."""
+    """Return the number of units per counted unit: a power of two, about a root of all units."""
     return 1 << max(0, (math.isqrt(size // UNIT) // 4).bit_length() - 1)
 
 
@@ -87,12 +89,12 @@ def launch_sizes(size: int, k: int, block: int, processors: int) -> LaunchSizes:
     items = min(processors, MAX_ITEMS)
     n = -(-size // block)
     begin = int(n > items * ALONE)
-    lists = LISTS if begin else 1
+    lists = _LISTS if begin else 1
     parts = items * lists
     warps, sample = (PRUNE_WARPS, 8192) if begin else (WARPS, 4096)
     rows = 4 if begin and block == 1 else 2 * warps
     rank = _surely(k, n / sample)
-    # Above a quarter, or with less than a block for an entry, no bound helps.
+    # No bound helps to choose more than a quarter, or if most of the sample must reach it.
     hopeless = rank >= min(n, sample) or 4 * k > size
     if hopeless:
         room, spill = 0, 0
@@ -100,7 +102,7 @@ def launch_sizes(size: int, k: int, block: int, processors: int) -> LaunchSizes:
         room, spill = k + k // 2, k // 2
     else:
         room, spill = (n, 4 * k) if block >= 32 else (2 * k, 2 * k)
-    # A little more room for each, out of what is common.
+    # 64 more candidates of room for each part are taken from the common spill.
     spill = max(spill // 2, spill - 64 * parts)
     room = -(-room // parts) + 64
     return LaunchSizes(
@@ -121,21 +123,24 @@ def launch_sizes(size: int, k: int, block: int, processors: int) -> LaunchSizes:
         spill=spill,
         whole=size % block == 0,
         wide=-(-size // (items * 4096)),
-        copies=COPIES if 4 * k > MANY else 1,
-        warps=2 * WARPS if k > MANY else WARPS,
+        copies=COPIES if 4 * k > _MANY else 1,
+        warps=2 * WARPS if k > _MANY else WARPS,
         words=2 * parts + 2 * (parts * room + spill) + (n if block > 1 else 0),
     )
 
 
 def _surely(k: int, share: float) -> int:
-    """How many of a sample, one in `share`, must reach what k of all surely do."""
+    """Return the number of a sample, one in `share`, that surely stand for k of all entries.
+
+    If this number of the sample reach a bound, k of all do. The margin is four standard deviations.
+    """
     expected = k / max(1.0, share)
     return k if share <= 1 else math.ceil(expected + 4 * math.sqrt(expected) + 4)
 
 
 @functools.cache
 def processors(device: torch.device) -> int:
-    """Multiprocessors of a GPU; a few for the interpreter."""
+    """Return the number of multiprocessors of a GPU; a few for the interpreter."""
     if device.type != "cuda":
         return 3
     return torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,4 +1,4 @@
-"""The strategy of a selection once the candidates are there, chosen on the device in phase 1."""
+"""Choose on the device, in phase 1, how the winners are taken from the candidates."""
 
 import triton
 import triton.language as tl
@@ -22,6 +22,7 @@ from gradwire.kernels.triton.select.turns import (
     WANTED,
 )
 
+# By the digits of all entries, by the bins of the candidates, or all candidates and some zeros.
 BY_DIGITS = tl.constexpr(0)
 BY_BINS = tl.constexpr(1)
 WITH_ZEROS = tl.constexpr(2)
@@ -29,10 +30,11 @@ WITH_ZEROS = tl.constexpr(2)
 
 @triton.jit
 def choose_strategy(work, k, spill, threshold, count, record, item, COPIES: tl.constexpr):
-    """The strategy, and the coarse bin of the k-th magnitude. Item 0 notes them for later phases.
+    """Return the strategy, and the coarse bin of the k-th magnitude.
 
-    With a threshold no more than what passes is wanted. Where the bound is the threshold's own, the
-    candidates are just these, and if there is room for them they all win.
+    Item 0 stores them for later phases. With a threshold, at most the entries that pass are wanted.
+    If the bound is the threshold's own, exactly these are candidates. All of them win if there is
+    room.
     """
     t = load_shared(work + BOUND)
     total = load_shared(work + TOTAL)
@@ -58,7 +60,7 @@ def choose_strategy(work, k, spill, threshold, count, record, item, COPIES: tl.c
         tl.store(work + WANTED, k)
         tl.store(work + LEAST, least)
         if record is not None:
-            # Crowded until the lowered edge is too high: then the sample has its turn again.
+            # Crowded until the lowered threshold is too high. Then the sample gives the bound again.
             crowded = (total - k > k) | ((tl.load(record + CROWDED) != 0) & (total >= k))
             tl.store(record + CROWDED, crowded.to(tl.int32))
         if threshold is not None:
@@ -71,7 +73,7 @@ def emit_candidates(
     work, cand, meta, t, shift, indices, values, record, item,
     LISTS: tl.constexpr, LOOKS: tl.constexpr,
 ):  # fmt: skip
-    """The k-th magnitude, and this item's winners among its candidates."""
+    """Find the k-th magnitude, and write this item's winners among its candidates."""
     bin = load_shared(work + BIN)
     edge = t - 1
     need = bin * 0
@@ -89,7 +91,7 @@ def emit_entries(
     work, u, first, last, strategy, indices, values, count, record, item,
     ITEMS: tl.constexpr, LOOKS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The winners among all of this item's entries, where the candidates do not serve."""
+    """Write the winners among all of this item's entries, if the candidates do not suffice."""
     k = load_shared(work + WANTED)
     edge, need = edge_of(work, k, PASSES)
     if strategy == WITH_ZEROS:
@@ -108,7 +110,7 @@ def emit_entries(
 
 @triton.jit
 def fill(indices, values, room, size, item, items):
-    """This item's share of the output as if nothing were chosen: index `size`, value zero."""
+    """Fill this item's share of the output as if nothing were chosen: index `size`, value zero."""
     share = tl.cdiv(room, items)
     for start in range(0, share, 1024):
         i = start + tl.arange(0, 1024)

@@ -1,9 +1,9 @@
-"""How the programs of one launch do phases of work one after the other, without a grid barrier.
+"""Let the programs of one launch do phases of work in turn, without a grid barrier.
 
 Work is cut into items, numbered phase by phase. A program takes the next number, waits until all
-items of the earlier phases are done, does its item, and takes another. Whoever waits, waits for
-smaller numbers only, and those belong to programs that are running: nothing depends on how many
-programs the device runs at once, or on what else it runs. One program alone would do everything.
+items of the earlier phases are done, does its item, and takes another. A program waits only for
+smaller numbers. Those belong to programs that are running. Nothing therefore depends on the number
+of programs that the device runs at once. A single program would do everything.
 """
 
 import triton
@@ -47,26 +47,26 @@ CROWDED = tl.constexpr(last_selection.CROWDED)
 
 @triton.jit
 def striped(bin):
-    """Where a coarse bin is kept: neighbours on different cache lines, which take turns otherwise.
+    """Return the word of a coarse bin, with neighbouring bins on different cache lines.
 
-    Magnitudes crowd just above the bound, and a line takes one addition at a time. Where there are
-    many candidates there are copies of all bins, too.
+    Magnitudes crowd just above the bound, and a cache line takes one addition at a time. If there
+    are many candidates, there are also copies of all bins.
     """
     return (bin & 63) * 32 + (bin >> 6)
 
 
 @triton.jit
 def next_ticket(work):
-    """The next number."""
+    """Take the next number."""
     return tl.atomic_add(work + TICKET, 1, sem="relaxed")
 
 
 @triton.jit
 def wait(work, items):
-    """Returns when that many items are done, and what they wrote can be read.
+    """Wait until `items` items are done, so that their results can be read.
 
-    The result is zero, which the compiler cannot know: pointers that it is added to are not
-    computed once for all phases, where they would fill the registers.
+    The result is zero, but the compiler cannot know. Pointers with the result added are therefore
+    not computed once for all phases, where they would fill the registers.
     """
     done = tl.atomic_add(work + DONE, 0, sem="acquire")
     while done < items:
@@ -76,14 +76,14 @@ def wait(work, items):
 
 @triton.jit
 def finish(work):
-    """This item is done, and what it wrote may be read."""
+    """Mark this item as done, so that its results may be read."""
     tl.debug_barrier()
     tl.atomic_add(work + DONE, 1, sem="release")
 
 
 @triton.jit
 def reset_counters(work):
-    """The last program to leave puts the counters back to zero for the next call."""
+    """Set the counters to zero for the next call; the last program to leave does so."""
     if tl.atomic_add(work + LEFT, 1, sem="acq_rel") == tl.num_programs(0) - 1:
         tl.store(work + TICKET, 0)
         tl.store(work + DONE, 0)
@@ -94,7 +94,7 @@ def reset_counters(work):
 
 @triton.jit
 def clear(words, count, item, items, WIDTH: tl.constexpr):
-    """This item's share of `count` words becomes zero."""
+    """Set this item's share of `count` words to zero."""
     share = tl.cdiv(count, items)
     for start in range(0, share, WIDTH):
         i = start + tl.arange(0, WIDTH)
@@ -104,13 +104,13 @@ def clear(words, count, item, items, WIDTH: tl.constexpr):
 
 @triton.jit
 def look_back(work, item, more, ties, ITEMS: tl.constexpr):
-    """How many entries above the bound, and equal to it, the items before this one hold.
+    """Return the number of entries above the bound, and equal to it, in the items before this one.
 
-    Publishes this item's two counts in one word, then waits for those of all smaller items.
+    This item's two counts are published in one word. Then those of all smaller items are awaited.
     """
     words = (work + LOOK).to(tl.pointer_type(tl.int64))
-    mine = SEEN + (more.to(tl.int64) << 31) + ties.to(tl.int64)
-    tl.atomic_xchg(words + item, mine, sem="relaxed")
+    own_counts = SEEN + (more.to(tl.int64) << 31) + ties.to(tl.int64)
+    tl.atomic_xchg(words + item, own_counts, sem="relaxed")
     other = tl.arange(0, ITEMS)
     word = tl.load(words + other, mask=other < item, other=0, volatile=True)
     while tl.sum((word >> 62).to(tl.int32)) < item:
