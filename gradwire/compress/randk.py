@@ -10,7 +10,7 @@ from gradwire import kernels
 from gradwire.compress.method import Method
 from gradwire.errors import ConfigError
 from gradwire.hashing import hash_words
-from gradwire.kernels.side_stream import SideStream, pays
+from gradwire.kernels.side_stream import SideStream, side_stream_pays
 from gradwire.types import Memory, Scan, Sparse
 
 
@@ -45,7 +45,7 @@ def randk(
 
 def prefetch_draw(u: Tensor, k: int, memory: Memory, options: Mapping[str, Any]) -> None:
     """Begin the draw while u is being made, because making u takes longer."""
-    if pays(u.numel(), u.device):
+    if side_stream_pays(u.numel(), u.device):
         shared, seed = options["shared"], options["seed"]
         drawn = SideStream("draw", u.device, lambda: _draw(u, k, memory, shared, seed), urgent=True)
         memory.prefetched["drawn"] = drawn

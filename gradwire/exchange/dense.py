@@ -5,7 +5,7 @@ from torch import Tensor
 
 from gradwire.encode import Encoding, Message
 from gradwire.exchange.exchange import Exchange, Outcome
-from gradwire.kernels import spread
+from gradwire.kernels import add_entries
 from gradwire.ranks.group import Group
 from gradwire.stages import stage
 from gradwire.types import Entries, Everything, Memory
@@ -23,7 +23,7 @@ def dense(message: Message, u: Tensor, group: Group, memory: Memory) -> Outcome:
         if message.sparse is None:
             update[:-1] = u
         else:
-            spread(update, message.sparse.indices, message.sparse.values)
+            add_entries(update, message.sparse.indices, message.sparse.values)
         update[-1] = 1 - message.finite
     group.all_reduce(update)
     with stage("decode"):

@@ -12,7 +12,7 @@ from gradwire.errors import unknown
 from gradwire.exchange.exchange import Exchange, Outcome
 from gradwire.exchange.means import doubling_rounds
 from gradwire.exchange.sparse_sum import add_sparse, keep_largest, restrict_to, subtract_sparse
-from gradwire.kernels import spread, start
+from gradwire.kernels import add_entries, reset_mean
 from gradwire.ranks.group import Group
 from gradwire.stages import stage
 from gradwire.types import Entries, Memory, Sparse
@@ -54,8 +54,8 @@ def gtopk(
     with stage("decode"):
         entries, ok = message.unpack(result)
         update = u.new_empty(u.numel() + 1)
-        start(update, ok)
-        spread(update, entries.indices, entries.values / group.size)
+        reset_mean(update, ok)
+        add_entries(update, entries.indices, entries.values / group.size)
         if merge == "paper":
             contribution, leaked = steps.as_published(entries)
             return Outcome(update, Entries(contribution), ok, leaked)

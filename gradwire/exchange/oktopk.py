@@ -11,7 +11,7 @@ from gradwire.encode import Encoding, Message, encode, nbytes
 from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import Exchange, Outcome
 from gradwire.exchange.sparse_sum import keep_largest, restrict_to, subtract_sparse, sum_sparse
-from gradwire.kernels import spread, start
+from gradwire.kernels import add_entries, reset_mean
 from gradwire.ranks.group import Group
 from gradwire.stages import stage
 from gradwire.types import Entries, Memory, Sparse
@@ -74,8 +74,8 @@ def oktopk(
             result, message.chosen.capacity, threshold, exact
         )
         update = u.new_empty(u.numel() + 1)
-        start(update, ok)
-        spread(update, result.indices, result.values / group.size)
+        reset_mean(update, ok)
+        add_entries(update, result.indices, result.values / group.size)
         sent = restrict_to(sum_sparse([row.delivered for row in rows]), result.indices)
         if encoding.values != "fp32":
             # The owner of a region keeps the rounding errors of the sums that it sent.

@@ -79,8 +79,8 @@ def mean_by_sketch(
     with stage("decode"):
         best = kernels.topk(exact, min(k, candidates))
         update = u.new_empty(size + 1)
-        kernels.start(update, ok)
-        kernels.spread(update, indices[best], exact[best])
+        kernels.reset_mean(update, ok)
+        kernels.add_entries(update, indices[best], exact[best])
         count = torch.full((), best.numel(), dtype=torch.int32, device=u.device)
     return Outcome(update, Entries(Sparse(indices[best], contribution[best], count, size)), ok)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels import topk
-from gradwire.kernels.join import merge
+from gradwire.kernels.join import distinct_indices
 from gradwire.types import Sparse
 
 
@@ -21,7 +21,7 @@ def add_sparse(a: Sparse, b: Sparse) -> Sparse:
 def sum_sparse(parts: Sequence[Sparse]) -> Sparse:
     """Return the sum, added in the order of the parts, with room for the entries of all."""
     size = parts[0].size
-    indices = merge(torch.cat([part.indices for part in parts]), size)
+    indices = distinct_indices(torch.cat([part.indices for part in parts]), size)
     values = torch.zeros(indices.numel() + 1, dtype=torch.float32, device=indices.device)
     for part in parts:
         # Padding points behind the last entry. searchsorted gives it any place; its value is zero.

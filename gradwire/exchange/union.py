@@ -8,7 +8,7 @@ from gradwire.encode import HEADER, Encoding, Message
 from gradwire.encode.format import index_bytes
 from gradwire.exchange.exchange import SUMMED, Exchange, Outcome
 from gradwire.exchange.means import ordered_bytes, ordered_legs, ordered_mean, ordered_rounds
-from gradwire.kernels import join, spread, start
+from gradwire.kernels import add_entries, join, reset_mean
 from gradwire.ranks.group import Group
 from gradwire.stages import stage
 from gradwire.types import Entries, Memory, Sparse
@@ -37,8 +37,8 @@ def union(message: Message, u: Tensor, group: Group, memory: Memory) -> Outcome:
     mean, contribution = ordered_mean(values, message.encoding.dtype, group)
     with stage("decode"):
         update = u.new_empty(u.numel() + 1)
-        start(update, ok)
-        spread(update, indices, mean)
+        reset_mean(update, ok)
+        add_entries(update, indices, mean)
     return Outcome(update, Entries(Sparse(indices, contribution, count, u.numel())), ok)
 
 

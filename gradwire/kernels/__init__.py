@@ -16,7 +16,7 @@ from gradwire.kernels.mean import mean
 from gradwire.kernels.messages import mean_of_messages
 from gradwire.kernels.momentum import momentum
 from gradwire.kernels.scan import scan
-from gradwire.kernels.scatter import settle, spread, start
+from gradwire.kernels.scatter import add_entries, reset_mean, settle
 from gradwire.kernels.select import above, quantile, select, topk
 from gradwire.kernels.sidco import sidco_adapt, sidco_fit
 from gradwire.kernels.sketch import insert, query
@@ -24,6 +24,7 @@ from gradwire.kernels.threshold import find_threshold, first_threshold
 
 __all__ = [
     "above",
+    "add_entries",
     "bisect_list",
     "chunks",
     "draw",
@@ -38,12 +39,11 @@ __all__ = [
     "pick",
     "quantile",
     "query",
+    "reset_mean",
     "scan",
     "select",
     "settle",
     "sidco_adapt",
     "sidco_fit",
-    "spread",
-    "start",
     "topk",
 ]

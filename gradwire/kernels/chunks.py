@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.dispatch import versions
-from gradwire.kernels.select import array, topk_cpu, topk_torch
+from gradwire.kernels.select import as_numpy, topk_cpu, topk_torch
 
 FEW = 16
 """The kernel chooses blocks first for at most this many winners per chunk."""
@@ -41,11 +41,11 @@ def chunks_cpu(
 ) -> tuple[Tensor, Tensor]:
     """Compute `chunks` with numpy."""
     rows = u.numel() // chunk
-    body = array(u[: rows * chunk]).reshape(rows, chunk)
+    body = as_numpy(u[: rows * chunk]).reshape(rows, chunk)
     largest = None
     if maxima is not None and chunk % block == 0 and each * block < chunk:
         wide = chunk // block
-        largest = array(maxima)[: rows * wide].reshape(rows, wide)
+        largest = as_numpy(maxima)[: rows * wide].reshape(rows, wide)
     parts = []
     for start in range(0, rows, _ROWS):
         part = body[start : start + _ROWS]

@@ -18,13 +18,13 @@ def join(lists: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def join_torch(lists: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Compute `join` with torch ops."""
-    indices = merge(lists, u.numel())
+    indices = distinct_indices(lists, u.numel())
     real = indices < u.numel()
     values = torch.where(real, u.index_select(0, indices.clamp(max=u.numel() - 1)), 0)
     return indices, values, real.sum(dtype=torch.int32)
 
 
-def merge(indices: Tensor, size: int) -> Tensor:
+def distinct_indices(indices: Tensor, size: int) -> Tensor:
     """Return the distinct indices, ascending, then padding (= size).
 
     The result is as long as `indices`, but not longer than `size`.

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from gradwire.kernels.dispatch import versions
-from gradwire.kernels.select import above, array, exact, padded, topk, topk_cpu
+from gradwire.kernels.select import above, as_numpy, k_largest_of, pad_entries, topk, topk_cpu
 
 
 def largest_in_pieces(
@@ -38,11 +38,11 @@ def largest_in_pieces_cpu(
             blocks = maxima[start // block : -(-end // block)]
             parts.append(topk_cpu(u[start:end], k, blocks, block).numpy() + start)
     indices = np.concatenate(parts)
-    magnitude = np.abs(array(u)[indices])
+    magnitude = np.abs(as_numpy(u)[indices])
     indices, magnitude = indices[magnitude > 0], magnitude[magnitude > 0]
     if indices.size > capacity:
-        return padded(u, exact(indices, magnitude, capacity), capacity)
-    return padded(u, torch.from_numpy(indices), capacity)
+        return pad_entries(u, k_largest_of(indices, magnitude, capacity), capacity)
+    return pad_entries(u, torch.from_numpy(indices), capacity)
 
 
 def largest_in_pieces_torch(

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from gradwire.kernels.dispatch import versions
-from gradwire.kernels.scatter import start
+from gradwire.kernels.scatter import reset_mean
 from gradwire.kernels.side_stream import Target
 
 HEADER = 32
@@ -54,7 +54,7 @@ def mean_of_messages_torch(
     out = into.out
     if out is None:
         out = torch.empty(size + 1, dtype=torch.float32, device=gathered.device)
-    start(out, ok)
+    reset_mean(out, ok)
     # A tensor, not a number: CUDA multiplies by the reciprocal of a number.
     ranks = torch.full((), float(len(gathered)), dtype=torch.float32, device=gathered.device)
     split = HEADER + (4 * capacity if common is None else 0)

@@ -100,7 +100,7 @@ def _make_tables(
     ]
 
 
-def runs(pieces: Sequence[Piece]) -> list[_Run]:
+def merge_runs(pieces: Sequence[Piece]) -> list[_Run]:
     """Return the pieces in the order of the bundle, pieces that continue each other merged."""
     out: list[_Run] = []
     for place, gradient in sorted(pieces, key=lambda piece: piece[0]):
@@ -143,7 +143,7 @@ def _table_by_address(
             raise RuntimeError("these gradients were not seen before: run one step, then capture")
         if len(_tables) >= _LIMIT:
             _tables.pop(next(iter(_tables)))
-        table_runs = runs([piece for piece in pieces if piece[1].dtype == dtype])
+        table_runs = merge_runs([piece for piece in pieces if piece[1].dtype == dtype])
         if everything:
             table_runs += [(start, 0, 0, end - start) for start, end in gaps(size, pieces)]
         _tables[key] = _build_table(size, table_runs, dtype, tile, device)

@@ -15,12 +15,12 @@ def settle(buffer: Tensor, indices: Tensor, values: Tensor, skipped: Tensor) -> 
     _settle_on(buffer.device)(buffer, indices, values, skipped)
 
 
-def start(out: Tensor, ok: Tensor) -> None:
+def reset_mean(out: Tensor, ok: Tensor) -> None:
     """Set every entry of `out` to 0, or to NaN if `ok` (0-d bool) is False."""
     out.copy_(torch.where(ok, out.new_zeros(()), float("nan")))
 
 
-def spread(out: Tensor, indices: Tensor, values: Tensor) -> None:
+def add_entries(out: Tensor, indices: Tensor, values: Tensor) -> None:
     """Compute `out[indices] += values` in place; the spare last entry of `out` takes the padding.
 
     Indices are unique within a message, except for padding, whose values are zero. The sum

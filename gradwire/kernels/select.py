@@ -139,21 +139,21 @@ def topk_cpu(u: Tensor, k: int, maxima: Tensor | None = None, block: int = 0) ->
     if maxima is None:
         block = block_size(u.numel(), k)
         maxima = block_maxima(u, block) if block else None
-    entries = array(u)
+    entries = as_numpy(u)
     if maxima is None or maxima.numel() <= k:
-        return exact(np.arange(entries.size), np.abs(entries), k)
-    largest = array(maxima)
+        return k_largest_of(np.arange(entries.size), np.abs(entries), k)
+    largest = as_numpy(maxima)
     bound = _kth_largest(largest, k)
-    indices, magnitude = candidates(entries, np.flatnonzero(largest >= bound), block, bound)
-    return exact(indices, magnitude, k)
+    indices, magnitude = entries_in_blocks(entries, np.flatnonzero(largest >= bound), block, bound)
+    return k_largest_of(indices, magnitude, k)
 
 
-def array(x: Tensor) -> np.ndarray:
+def as_numpy(x: Tensor) -> np.ndarray:
     """Return the memory of x as a numpy array; for bf16, which numpy lacks, an fp32 copy."""
     return x.float().numpy() if x.dtype == torch.bfloat16 else x.numpy()
 
 
-def candidates(
+def entries_in_blocks(
     u: np.ndarray,
     blocks: np.ndarray,
     block: int,
@@ -194,7 +194,7 @@ def block_maxima(u: Tensor, block: int) -> Tensor:
     return out
 
 
-def exact(indices: np.ndarray, magnitude: np.ndarray, k: int) -> Tensor:
+def k_largest_of(indices: np.ndarray, magnitude: np.ndarray, k: int) -> Tensor:
     """Return the indices, ascending, of the k largest of the candidates.
 
     indices: of the candidates, ascending.
@@ -208,7 +208,7 @@ def exact(indices: np.ndarray, magnitude: np.ndarray, k: int) -> Tensor:
     return torch.from_numpy(out)
 
 
-def padded(u: Tensor, chosen: Tensor, capacity: int) -> tuple[Tensor, Tensor, Tensor]:
+def pad_entries(u: Tensor, chosen: Tensor, capacity: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return int32 indices and values of the chosen entries, padded with (size, 0), and count."""
     indices = torch.full((capacity,), u.numel(), dtype=torch.int32)
     values = torch.zeros(capacity, dtype=u.dtype)
@@ -226,14 +226,14 @@ def above_cpu(
     u: Tensor, threshold: Tensor, capacity: int, maxima: Tensor | None = None, block: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute `above` with numpy."""
-    return padded(u, _chosen(u, threshold, capacity, maxima, block), capacity)
+    return pad_entries(u, _chosen(u, threshold, capacity, maxima, block), capacity)
 
 
 def _chosen(
     u: Tensor, threshold: Tensor, capacity: int, maxima: Tensor | None, block: int
 ) -> Tensor:
     # A Python number would be rounded to fp16 for an fp16 vector, a numpy one is not.
-    entries, bound = array(u), np.float32(threshold)
+    entries, bound = as_numpy(u), np.float32(threshold)
     if not capacity:
         return torch.empty(0, dtype=torch.int32)
     if maxima is None:
@@ -241,13 +241,13 @@ def _chosen(
         indices = np.flatnonzero(magnitude > bound)
         magnitude = magnitude[indices]
     else:
-        blocks = np.flatnonzero(array(maxima) > bound)
+        blocks = np.flatnonzero(as_numpy(maxima) > bound)
         if blocks.size > capacity:
             # Each of these blocks has an entry that passes, so the limit will decide.
             return topk_cpu(u, capacity, maxima, block)
-        indices, magnitude = candidates(entries, blocks, block, bound, np.greater)
+        indices, magnitude = entries_in_blocks(entries, blocks, block, bound, np.greater)
     if indices.size > capacity:
-        return exact(indices, magnitude, capacity)
+        return k_largest_of(indices, magnitude, capacity)
     return torch.from_numpy(indices.astype(np.int32))
 
 

@@ -45,7 +45,7 @@ class SideStream(Generic[T]):
         return self._result
 
 
-def pays(size: int, device: torch.device) -> bool:
+def side_stream_pays(size: int, device: torch.device) -> bool:
     """Return True if a vector of `size` takes so long that a side stream saves time."""
     return size >= LARGE and device.type == "cuda" and uses_triton(device)
 
@@ -104,7 +104,7 @@ class Target:
         The next writer calls `wait` and reads `zeroed`. Work that the current stream has already
         enqueued may still read the target.
         """
-        if pays(self.size, self.device):
+        if side_stream_pays(self.size, self.device):
             self._clearing = SideStream("zero", self.device, self.zero)
 
     def zero(self) -> None:

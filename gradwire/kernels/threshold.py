@@ -59,7 +59,7 @@ def find_threshold_torch(
 ) -> Tensor:  # fmt: skip
     """Compute `find_threshold` with torch ops."""
     sample = u[::step].abs().to(torch.promote_types(u.dtype, torch.float32))
-    sure, *lower = ranked(maxima, every, *ranks)
+    sure, *lower = ranked_values(maxima, every, *ranks)
     if rule == Rule.NORMAL:
         guess = torch.linalg.vector_norm(sample) * (scale / sample.numel() ** 0.5)
         return just_below(torch.clamp(guess.float(), lower[0], sure))
@@ -68,11 +68,11 @@ def find_threshold_torch(
     assert whole is not None, "the largest entry is asked for"
     top = torch.linalg.vector_norm(whole, float("inf")).float()
     if rule == Rule.LADDER:
-        return just_below(rung(sample.mean().float(), top, sure))
-    return just_below(halved(sample.mean(dtype=torch.float64), top, sure))
+        return just_below(highest_rung(sample.mean().float(), top, sure))
+    return just_below(highest_halving(sample.mean(dtype=torch.float64), top, sure))
 
 
-def ranked(values: Tensor, every: int, *ranks: int) -> list[Tensor]:
+def ranked_values(values: Tensor, every: int, *ranks: int) -> list[Tensor]:
     """Return the rank-th largest of every `every`-th value for each rank, ascending.
 
     It is 0 if there are fewer values.
@@ -83,7 +83,7 @@ def ranked(values: Tensor, every: int, *ranks: int) -> list[Tensor]:
     return [largest[rank - 1] if rank <= largest.numel() else zero for rank in ranks]
 
 
-def rung(mean: Tensor, top: Tensor, sure: Tensor) -> Tensor:
+def highest_rung(mean: Tensor, top: Tensor, sure: Tensor) -> Tensor:
     """Return the highest step from `top` towards `mean` that is not above `sure`."""
     step = torch.log(top / mean) * STEP
     threshold = mean * torch.exp(torch.floor(torch.log(sure / mean) / step) * step)
@@ -91,7 +91,7 @@ def rung(mean: Tensor, top: Tensor, sure: Tensor) -> Tensor:
     return torch.where(threshold <= sure, threshold, sure)
 
 
-def halved(mean: Tensor, top: Tensor, sure: Tensor) -> Tensor:
+def highest_halving(mean: Tensor, top: Tensor, sure: Tensor) -> Tensor:
     """Return the highest end of a halving between `mean` and `top` that is not above `sure`."""
     ratio = torch.floor((sure - mean) / (top - mean) * 2**ROUNDS) / 2**ROUNDS
     threshold = (mean + ratio.clamp(min=0) * (top - mean)).float()

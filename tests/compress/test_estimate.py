@@ -13,7 +13,7 @@ from gradwire.compress.thresholds import (
     sample_magnitudes,
     sample_runs,
 )
-from gradwire.kernels.threshold import STEP, just_below, ranked, rung
+from gradwire.kernels.threshold import STEP, highest_rung, just_below, ranked_values
 from gradwire.types import Scan
 from tests.compress.test_selectors import drawn, scanned
 from tests.distributions import MAKERS
@@ -21,7 +21,7 @@ from tests.distributions import MAKERS
 
 def magnitudes(u, scan, *counts):
     values, every, ranks = count_bounds(u, scan, *counts)
-    return ranked(values, every, *ranks)
+    return ranked_values(values, every, *ranks)
 
 
 @pytest.mark.parametrize("kind", MAKERS)
@@ -90,7 +90,7 @@ def test_the_rung_is_on_the_ladder_and_within_one_step():
     mean, top = torch.tensor(0.8), torch.tensor(5.7)
     step = math.log(5.7 / 0.8) * STEP
     for sure in (0.1, 0.9, 3.29, 5.69):
-        found = float(rung(mean, top, torch.tensor(sure)))
+        found = float(highest_rung(mean, top, torch.tensor(sure)))
         assert sure * math.exp(-step) * (1 - 1e-5) <= found <= sure
         assert math.log(found / 0.8) / step == pytest.approx(
             round(math.log(found / 0.8) / step), abs=1e-3

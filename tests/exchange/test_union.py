@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gradwire
-from gradwire.kernels.join import merge
+from gradwire.kernels.join import distinct_indices
 
 
 @settings(max_examples=80, deadline=None, derandomize=True)
@@ -20,7 +20,7 @@ def test_merge_is_the_set_union_with_padding(size, lists, padding):
     indices = [i for chosen in lists for i in chosen] + [size] * padding
     if not indices:
         return
-    out = merge(torch.tensor(indices, dtype=torch.int32), size)
+    out = distinct_indices(torch.tensor(indices, dtype=torch.int32), size)
     distinct = sorted(set(indices) - {size})
     assert out.dtype == torch.int32
     assert out.tolist() == distinct + [size] * (min(size, len(indices)) - len(distinct))

@@ -19,10 +19,10 @@ from gradwire.kernels.triton.select.turns import (
     CROWDED,
     DONE,
     LAST_INDEX,
-    finish,
+    finish_item,
     next_ticket,
     reset_counters,
-    wait,
+    wait_for_items,
 )
 from gradwire.kernels.triton.workspace import workspace
 
@@ -213,7 +213,7 @@ def _bisect(
         number = next_ticket(work)
         phase = number // ITEMS
         item = number % ITEMS
-        wait(work, phase * (ITEMS + 1))
+        wait_for_items(work, phase * (ITEMS + 1))
         first = item * share
         last = tl.minimum(first + share, room)
         counters = scratch + TABLE + item * 16
@@ -230,7 +230,7 @@ def _bisect(
             done = tl.atomic_add(work + DONE, 1, sem="acq_rel")
             if done == phase * (ITEMS + 1) + ITEMS - 1:
                 _decide(scratch, count, record, k, task, ITEMS)
-                finish(work)
+                finish_item(work)
         else:
             base = load_shared(scratch + TABLE + ITEMS * 16 + item)
             _write(chosen, passed, indices, values, load_shared(scratch + LEAST), base, first, last)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gradwire.kernels.dispatch import constant
 from gradwire.kernels.draw import ROUNDS, grid
-from gradwire.kernels.side_stream import pays
+from gradwire.kernels.side_stream import side_stream_pays
 from gradwire.kernels.triton.hashing import splitmix64_golden
 from gradwire.kernels.triton.launch import Launcher
 from gradwire.kernels.triton.select.turns import FINE, MAX_ITEMS, look_back, next_ticket
@@ -147,7 +147,7 @@ def draw_triton(
     buckets = max(1, -(-k // MEAN))
     # A bucket cannot hold more entries than it has values.
     room = min(ROOM, -(-size // buckets) + 1)
-    patient = PATIENT if pays(length, device) else 1
+    patient = PATIENT if side_stream_pays(length, device) else 1
     share = -(-buckets // (SIDE * MAX_ITEMS)) * SIDE * patient
     items = -(-buckets // share)
     # The counters of look_back, then one for each bucket.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gradwire.kernels.side_stream import Target
 from gradwire.kernels.triton.launch import Launcher
-from gradwire.kernels.triton.scan import locate
+from gradwire.kernels.triton.scan import locate_tile
 from gradwire.kernels.triton.target import tiles_of
 
 SPAN = 32768
@@ -65,7 +65,7 @@ def _mean_of_messages(
     tile = tl.program_id(0)
     place = tl.zeros([], tl.int64)
     if PIECES:
-        tile, out, place, length, _ = locate(rows, tl.float32, ALIGNED, PIECES)
+        tile, out, place, length, _ = locate_tile(rows, tl.float32, ALIGNED, PIECES)
     first = tile.to(tl.int64) * SPAN
     usable = _all_usable(gathered, own, stride, ranks, RANKS)
     if tl.program_id(0) == 0:

@@ -10,10 +10,10 @@ from gradwire.kernels.last_selection import LastSelection
 from gradwire.kernels.pieces import Piece, piece_tables
 from gradwire.kernels.triton.bits import INFINITY, magnitude
 from gradwire.kernels.triton.launch import Launcher
-from gradwire.kernels.triton.scan import DTYPES, largest, locate, rest
-from gradwire.kernels.triton.select.counts import tally
-from gradwire.kernels.triton.select.sizes import UNIT, every
-from gradwire.kernels.triton.workspace import flag
+from gradwire.kernels.triton.scan import DTYPES, entries_left, locate_tile, store_maxima
+from gradwire.kernels.triton.select.counts import count_tile
+from gradwire.kernels.triton.select.sizes import UNIT, units_per_count
+from gradwire.kernels.triton.workspace import true_flag
 
 TILE = 2048
 WARPS = 8
@@ -26,10 +26,10 @@ def _tile(
 ):  # fmt: skip
     ROWS: tl.constexpr = TILE // BLOCK
     entry = tl.arange(0, ROWS)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    left = rest(span, start, TILE)
+    left = entries_left(span, start, TILE)
     here = place + start
     if MASKED:
-        has_gradient = entry < rest(length, start, TILE)
+        has_gradient = entry < entries_left(length, start, TILE)
         kept = tl.load(residual + here + entry, mask=entry < left, other=0)
         speed = tl.load(velocity + here + entry, mask=has_gradient, other=0)
         added = tl.load(gradient + start + entry, mask=has_gradient, other=0).to(tl.float32)
@@ -53,7 +53,7 @@ def _tile(
     else:
         tl.store(residual + here + entry, u)
         tl.store(velocity + here + entry, tl.where(bad, speed, faster))
-    largest(magnitude(u), maxima, here // BLOCK, left, finite, bad, BLOCK, ROWS)
+    store_maxima(magnitude(u), maxima, here // BLOCK, left, finite, bad, BLOCK, ROWS)
 
 
 @triton.jit(
@@ -69,7 +69,7 @@ def _momentum(
     tile = tl.program_id(0)
     place = tl.zeros([], tl.int64)
     if PIECES:
-        tile, gradient, place, length, span = locate(rows, DTYPE, ALIGNED, PIECES)
+        tile, gradient, place, length, span = locate_tile(rows, DTYPE, ALIGNED, PIECES)
     start = tile.to(tl.int64) * TILE
     if start + TILE <= tl.minimum(length, span):
         _tile(
@@ -82,8 +82,8 @@ def _momentum(
             span, BLOCK, TILE, NESTEROV, True,
         )  # fmt: skip
     if counts is not None:
-        left = rest(span, start, TILE)
-        tally(counts, record, residual, maxima, place + start, left, every, BLOCK, TILE, UNIT)
+        left = entries_left(span, start, TILE)
+        count_tile(counts, record, residual, maxima, place + start, left, every, BLOCK, TILE, UNIT)
 
 
 _launch = Launcher(
@@ -106,14 +106,14 @@ def momentum_triton(
 
     Moves 20 bytes per entry for fp32 gradients.
     """
-    finite = flag(residual.device)
+    finite = true_flag(residual.device)
     counts = None if last_selection is None or maxima is None else last_selection.counts_to_fill()
     record = None if counts is None or last_selection is None else last_selection.record
     for part in piece_tables(residual.numel(), residual.device, pieces, maxima is not None, TILE):
         gradient = part.gradient
         _launch(
             part.tiles, residual, residual, velocity, gradient, maxima, counts, record, unscale,
-            finite, factor, part.rows, every(residual.numel()), part.length, part.span,
+            finite, factor, part.rows, units_per_count(residual.numel()), part.length, part.span,
             DTYPES[part.dtype], part.aligned, part.pieces, block, TILE, UNIT, nesterov,
         )  # fmt: skip
     return finite

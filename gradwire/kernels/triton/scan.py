@@ -16,10 +16,10 @@ from gradwire.kernels.last_selection import LastSelection
 from gradwire.kernels.pieces import Piece, PieceTable, piece_tables
 from gradwire.kernels.triton.bits import INFINITY, magnitude, rounded
 from gradwire.kernels.triton.launch import Launcher
-from gradwire.kernels.triton.select.counts import LOW, tally
-from gradwire.kernels.triton.select.sizes import UNIT, every
+from gradwire.kernels.triton.select.counts import LOW, count_tile
+from gradwire.kernels.triton.select.sizes import UNIT, units_per_count
 from gradwire.kernels.triton.select.turns import LAST_INDEX
-from gradwire.kernels.triton.workspace import flag
+from gradwire.kernels.triton.workspace import true_flag
 
 TILE = 1024
 WARPS = 4
@@ -27,7 +27,7 @@ DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16:
 
 
 @triton.jit
-def locate(rows, DTYPE: tl.constexpr, ALIGNED: tl.constexpr, PIECES: tl.constexpr):
+def locate_tile(rows, DTYPE: tl.constexpr, ALIGNED: tl.constexpr, PIECES: tl.constexpr):
     """Find this program's tile, and the gradient, place and two lengths of its piece."""
     program = tl.program_id(0)
     piece = tl.sum((tl.load(rows + tl.arange(0, PIECES)) <= program).to(tl.int32)) - 1
@@ -41,13 +41,13 @@ def locate(rows, DTYPE: tl.constexpr, ALIGNED: tl.constexpr, PIECES: tl.constexp
 
 
 @triton.jit
-def rest(end, start, TILE: tl.constexpr):
+def entries_left(end, start, TILE: tl.constexpr):
     """Return the number of the tile's entries that come before `end`, in 32 bits."""
     return tl.minimum(tl.maximum(end - start, 0), TILE).to(tl.int32)
 
 
 @triton.jit
-def largest(bits, maxima, first, left, finite, bad, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+def store_maxima(bits, maxima, first, left, finite, bad, BLOCK: tl.constexpr, ROWS: tl.constexpr):
     """Store one maximum per row, if wanted; clear `finite` if a row held a bad entry."""
     row = tl.arange(0, ROWS)
     if maxima is not None:
@@ -69,7 +69,7 @@ def _tile(
 ):  # fmt: skip
     ROWS: tl.constexpr = TILE // BLOCK
     entry = tl.arange(0, ROWS)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    left = rest(span, start, TILE)
+    left = entries_left(span, start, TILE)
     here = residual + place + start + entry
     if MASKED:
         old = tl.load(here, mask=entry < left, other=0)
@@ -84,7 +84,7 @@ def _tile(
     bad = entry < 0
     if gradient is not None:
         if MASKED:
-            has_gradient = entry < rest(length, start, TILE)
+            has_gradient = entry < entries_left(length, start, TILE)
             added = tl.load(gradient + start + entry, mask=has_gradient, other=0)
         else:
             added = tl.load(gradient + start + entry)
@@ -99,7 +99,7 @@ def _tile(
             tl.store(here, u, mask=entry < left)
         else:
             tl.store(here, u)
-    largest(magnitude(u), maxima, (place + start) // BLOCK, left, finite, bad, BLOCK, ROWS)
+    store_maxima(magnitude(u), maxima, (place + start) // BLOCK, left, finite, bad, BLOCK, ROWS)
 
 
 @triton.jit(
@@ -116,7 +116,7 @@ def _scan(
     tile = tl.program_id(0)
     place = tl.zeros([], tl.int64)
     if PIECES:
-        tile, gradient, place, length, span = locate(rows, DTYPE, ALIGNED, PIECES)
+        tile, gradient, place, length, span = locate_tile(rows, DTYPE, ALIGNED, PIECES)
     start = tile.to(tl.int64) * TILE
     edge = None
     last = None
@@ -135,8 +135,8 @@ def _scan(
             BLOCK, TILE, True,
         )  # fmt: skip
     if counts is not None:
-        left = rest(span, start, TILE)
-        tally(counts, record, residual, maxima, place + start, left, every, BLOCK, TILE, UNIT)
+        left = entries_left(span, start, TILE)
+        count_tile(counts, record, residual, maxima, place + start, left, every, BLOCK, TILE, UNIT)
 
 
 _launch = Launcher(
@@ -158,7 +158,7 @@ def scan_triton(
 
     Moves 12 bytes per entry for fp32 gradients, and 4 / block for maxima.
     """
-    finite = flag(residual.device)
+    finite = true_flag(residual.device)
     counts = None if last_selection is None or maxima is None else last_selection.counts_to_fill()
     record = None if last_selection is None else last_selection.record
     for part in piece_tables(residual.numel(), residual.device, pieces, maxima is not None, TILE):
@@ -181,8 +181,8 @@ def scan_part(
     gradient = part.gradient
     _launch(
         part.tiles, residual, residual, gradient, maxima, counts, unscale, finite, part.rows,
-        record, skipped, every(residual.numel()), part.length, part.span, DTYPES[part.dtype],
-        part.aligned, part.pieces, block, TILE, UNIT,
+        record, skipped, units_per_count(residual.numel()), part.length, part.span,
+        DTYPES[part.dtype], part.aligned, part.pieces, block, TILE, UNIT,
     )  # fmt: skip
 
 

@@ -15,7 +15,13 @@ from torch import Tensor
 from gradwire.kernels.sidco import EVERY, FEW, FIRST, MANY
 from gradwire.kernels.triton.bits import load_shared
 from gradwire.kernels.triton.launch import Launcher
-from gradwire.kernels.triton.select.turns import DONE, finish, next_ticket, reset_counters, wait
+from gradwire.kernels.triton.select.turns import (
+    DONE,
+    finish_item,
+    next_ticket,
+    reset_counters,
+    wait_for_items,
+)
 from gradwire.kernels.triton.workspace import workspace
 
 OFTEN = tl.constexpr(EVERY)
@@ -109,7 +115,7 @@ def _fit(
     number = next_ticket(work)
     while number < stages * ITEMS:
         phase = number // ITEMS
-        wait(work, phase * (ITEMS + 1))
+        wait_for_items(work, phase * (ITEMS + 1))
         _add_up(scratch, u, step, n, phase, number % ITEMS, ITEMS, TILE)
         tl.debug_barrier()
         done = tl.atomic_add(work + DONE, 1, sem="acq_rel")
@@ -117,7 +123,7 @@ def _fit(
             t = _next_threshold(scratch, phase, stages, single_log, staged_log, ITEMS)
             tl.store(scratch, t.to(tl.int32, bitcast=True))
             tl.store(out, t)
-            finish(work)
+            finish_item(work)
         number = next_ticket(work)
     reset_counters(work)
 

@@ -7,7 +7,7 @@ import triton.language as tl
 
 from gradwire.kernels.pieces import PieceTable, piece_tables
 from gradwire.kernels.triton.launch import Launcher
-from gradwire.kernels.triton.scan import locate
+from gradwire.kernels.triton.scan import locate_tile
 
 if TYPE_CHECKING:
     from gradwire.kernels.side_stream import Target
@@ -19,7 +19,7 @@ TILE = 8192
 def _zero(out, rows, length, ALIGNED: tl.constexpr, PIECES: tl.constexpr, TILE: tl.constexpr):
     tile = tl.program_id(0)
     if PIECES:
-        tile, out, _, length, _ = locate(rows, tl.float32, ALIGNED, PIECES)
+        tile, out, _, length, _ = locate_tile(rows, tl.float32, ALIGNED, PIECES)
     start = tile.to(tl.int64) * TILE
     i = tl.arange(0, TILE)
     nothing = tl.zeros([TILE], tl.float32)

@@ -55,7 +55,7 @@ def _ranked(maxima, every, n, rank, MOST: tl.constexpr):
 
 
 @triton.jit
-def average(u, step, n, SQUARE: tl.constexpr, TILE: tl.constexpr):
+def sample_mean(u, step, n, SQUARE: tl.constexpr, TILE: tl.constexpr):
     """Return the root of the mean square of n entries, or the mean magnitude, summed in fp64.
 
     SQUARE chooses the first. fp64 cannot overflow. Moves 32 bytes per entry if step is 8 or more.
@@ -131,7 +131,7 @@ def _find_threshold(
         bits = _ranked(maxima, every, m, tl.where(program == 0, first, second), MOST)
         tl.store(scratch + program, bits)
     elif program < RANKS + MEANS:
-        mean = average(u, step, n, RULE == NORMAL, TILE)
+        mean = sample_mean(u, step, n, RULE == NORMAL, TILE)
         if RULE == NORMAL:
             mean *= scale
         tl.store(scratch + 2, mean.to(tl.int32, bitcast=True))
@@ -181,7 +181,7 @@ def find_threshold_triton(
 def _first_threshold(out, kept, u, scale, step, n, TILE: tl.constexpr):
     size = tl.load(kept)
     if size <= 0:
-        size = average(u, step, n, True, TILE) * scale
+        size = sample_mean(u, step, n, True, TILE) * scale
         tl.store(kept, size)
     tl.store(out, tl.maximum(magnitude(size) - 1, 0))
 

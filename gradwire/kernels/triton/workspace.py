@@ -41,7 +41,7 @@ def workspace(words: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return kept
 
 
-def flag(device: torch.device) -> Tensor:
+def true_flag(device: torch.device) -> Tensor:
     """Return a 0-d bool that is True and that nobody else has.
 
     One launch makes a whole supply of them.

@@ -5,7 +5,7 @@ import torch
 
 from tests.kernels.triton_device import DEVICE, gpu, same  # isort: skip
 from gradwire.kernels.momentum import momentum_torch
-from gradwire.kernels.pieces import piece_tables, runs
+from gradwire.kernels.pieces import merge_runs, piece_tables
 from gradwire.kernels.scan import scan_torch
 from gradwire.kernels.triton.momentum import momentum_triton
 from gradwire.kernels.triton.scan import TILE, scan_triton
@@ -125,10 +125,10 @@ def test_momentum_leaves_other_parameters_alone():
 
 def test_slices_that_follow_each_other_are_one_run():
     _, pieces = problem("merged", FP32)
-    assert len(runs(pieces)) == 1
-    assert runs(pieces)[0][2:] == (TILE + 192, TILE + 192)
+    assert len(merge_runs(pieces)) == 1
+    assert merge_runs(pieces)[0][2:] == (TILE + 192, TILE + 192)
     _, pieces = problem("ugly", FP32)
-    assert [length for _, _, length, _ in runs(pieces)] == [1, 7, 63, 64 + 65, TILE + 1]
+    assert [length for _, _, length, _ in merge_runs(pieces)] == [1, 7, 63, 64 + 65, TILE + 1]
 
 
 def test_any_number_of_pieces_is_one_launch_and_its_table_is_made_once():

@@ -8,7 +8,7 @@ from gradwire.kernels.last_selection import LastSelection
 from gradwire.kernels.threshold import Rule, find_threshold_torch
 from gradwire.kernels.triton import momentum, scan
 from gradwire.kernels.triton.select import sizes
-from gradwire.kernels.triton.select.sizes import UNIT, every, launch_sizes, processors
+from gradwire.kernels.triton.select.sizes import UNIT, launch_sizes, processors, units_per_count
 from gradwire.kernels.triton.select.strategy import BY_BINS
 from gradwire.kernels.triton.select.turns import BOUND, STRATEGY
 from gradwire.kernels.triton.threshold import find_threshold_triton
@@ -115,9 +115,8 @@ def test_nothing_is_counted_before_the_first_edge_nor_twice():
 
 
 def test_how_many_units_count():
-    assert [every(n) for n in (1, 10**5, 6_553_600, 25_557_032, 138_357_544, 2**31 - 1)] == [
-        1, 1, 8, 16, 64, 128
-    ]  # fmt: skip
+    sizes = 1, 10**5, 6_553_600, 25_557_032, 138_357_544, 2**31 - 1
+    assert [units_per_count(size) for size in sizes] == [1, 1, 8, 16, 64, 128]
 
 
 @pytest.mark.parametrize(("k", "block"), [(400, 16), (100, 32), (100, 64)])

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from gradwire.kernels.triton.bits import INFINITY, bits_of, magnitude
-from gradwire.kernels.triton.select.counts import LOW, lowest, mean_square, read
+from gradwire.kernels.triton.select.counts import LOW, lowest, mean_square, read_counts
 from gradwire.kernels.triton.select.turns import COARSE_BINS, CROWDED, FINE_BITS
 
 SECTOR = tl.constexpr(8)
@@ -80,12 +80,12 @@ def _counted(counts, record, rank, loose, scale):
     other.
     """
     edge = tl.load(record)
-    bin, seen, total, top = read(counts, rank)
+    bin, seen, total, top = read_counts(counts, rank)
     # With so few maxima near the last threshold, the winners lie together.
     few = total < rank
     t = tl.where(few, _lower(edge), (lowest(edge) + bin) << LOW)
     if scale is not None:
-        low, _, _, _ = read(counts, loose)
+        low, _, _, _ = read_counts(counts, loose)
         guess = magnitude(scale * tl.sqrt(mean_square(counts)))
         guess = tl.maximum(guess, (lowest(edge) + low) << LOW)
         t = tl.where(few, t, tl.minimum(guess, t))

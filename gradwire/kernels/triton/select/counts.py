@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from gradwire.kernels.triton.bits import bits_of
-from gradwire.kernels.triton.select.find import inside
+from gradwire.kernels.triton.select.find import crossing_in_rows
 
 LOW = tl.constexpr(15)
 """Bits of a magnitude that its code leaves out."""
@@ -28,7 +28,7 @@ def lowest(edge):
 
 
 @triton.jit
-def tally(
+def count_tile(
     counts, words, u, maxima, start, left, every,
     BLOCK: tl.constexpr, TILE: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
@@ -75,14 +75,14 @@ def _bin_place(bin):
 
 
 @triton.jit
-def read(counts, rank):
+def read_counts(counts, rank):
     """Find the highest bin that `rank` of the counted maxima reach. Reads 4 kB.
 
     Return this bin, the number that reach it, the number of all, and the highest bin not empty.
     """
     bin = tl.arange(0, 32)[:, None] * 32 + tl.arange(0, 32)[None, :]
     each = tl.load(counts + _bin_place(bin))
-    crossed, above, total = inside(each, 0, rank, 32, 32)
+    crossed, above, total = crossing_in_rows(each, 0, rank, 32, 32)
     seen = above + tl.sum(tl.sum(tl.where(bin == crossed, each, 0), axis=1), axis=0)
     top = tl.max(tl.max(tl.where(each > 0, bin, 0), axis=1), axis=0)
     return crossed, seen, total, top

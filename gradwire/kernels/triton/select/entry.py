@@ -94,7 +94,7 @@ def _select(
     if maxima is None:
         block = block_size(size, k, device)
         maxima = block_maxima(u, block) if block else None
-    # Block maxima rule out most entries; without maxima the entries themselves do.
+    # The vector that the bound is taken from.
     ruling = u if maxima is None else maxima
     p = launch_sizes(size, k, block if maxima is not None else 1, processors(device))
     rank = p.rank if counts is None else p.counted

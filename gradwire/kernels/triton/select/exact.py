@@ -5,7 +5,7 @@ import triton.language as tl
 
 from gradwire.kernels.triton.bits import magnitude
 from gradwire.kernels.triton.order import order, tile_entries
-from gradwire.kernels.triton.select.find import find
+from gradwire.kernels.triton.select.find import find_bin
 from gradwire.kernels.triton.select.turns import DIGITS, FINE, LAST_INDEX, PASSES, look_back
 
 
@@ -28,7 +28,7 @@ def lists_of(meta, first, LISTS: tl.constexpr):
 
 
 @triton.jit
-def candidates(cand, meta, first, e, start, bits):
+def load_candidates(cand, meta, first, e, start, bits):
     """Return for cells `e` of a tile the bits with the sign, the index, and True for a candidate.
 
     Cell e is entry start + e % 2^bits of list first + e / 2^bits.
@@ -49,7 +49,7 @@ def narrow(work, cand, meta, first, t, shift, bin, LISTS: tl.constexpr):
     e = tl.arange(0, 2048)
     for r in range(rounds):
         for start in range(0, widest, 1 << bits):
-            raw, _, real = candidates(cand, meta, first + r * side, e, start, bits)
+            raw, _, real = load_candidates(cand, meta, first + r * side, e, start, bits)
             above = (raw & 0x7FFFFFFF) - t
             low = above & ((1 << shift) - 1)
             ones = tl.full([2048], 1, tl.int32)
@@ -111,12 +111,12 @@ def emit(
     e = tile_entries(16, need)
     side = 2048 >> bits
     # The first tile, which is mostly the only one, stays in registers for both passes.
-    raw, index, real = candidates(cand, meta, first, e, 0, bits)
+    raw, index, real = load_candidates(cand, meta, first, e, 0, bits)
     size = tl.where(real, raw & 0x7FFFFFFF, -1)
     more, ties = _tally(size, edge)
     for r in range(rounds):
         for start in range(tl.where(r == 0, 1 << bits, 0), widest, 1 << bits):
-            more_raw, _, candidate = candidates(cand, meta, first + r * side, e, start, bits)
+            more_raw, _, candidate = load_candidates(cand, meta, first + r * side, e, start, bits)
             a, b = _tally(tl.where(candidate, more_raw & 0x7FFFFFFF, -1), edge)
             more += a
             ties += b
@@ -126,7 +126,7 @@ def emit(
     base, left = _write(indices, values, record, raw, index, size, edge, left, base, 16)
     for r in range(rounds):
         for start in range(tl.where(r == 0, 1 << bits, 0), widest, 1 << bits):
-            raw, index, real = candidates(cand, meta, first + r * side, e, start, bits)
+            raw, index, real = load_candidates(cand, meta, first + r * side, e, start, bits)
             size = tl.where(real, raw & 0x7FFFFFFF, -1)
             base, left = _write(indices, values, record, raw, index, size, edge, left, base, 16)
 
@@ -139,7 +139,7 @@ def edge_of(work, k, passes):
     """Return the leading bits of the k-th magnitude after `passes`, and its rank among equals."""
     prefix = passes * 0
     for p in range(passes):
-        digit, above = find(work + DIGITS + p * 16, 16, k, 4)
+        digit, above = find_bin(work + DIGITS + p * 16, 16, k, 4)
         prefix = (prefix << 4) + digit
         k -= above
     return prefix, k

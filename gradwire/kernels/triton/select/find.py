@@ -20,7 +20,7 @@ def crossing(counts, over, k):
 
 
 @triton.jit
-def inside(counts, over, k, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def crossing_in_rows(counts, over, k, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Return the results of `crossing` for bins in rows: the row is found first, then the bin."""
     row, above, reach = crossing(tl.sum(counts, axis=1), over, k)
     line = tl.sum(tl.where(tl.arange(0, ROWS)[:, None] == row, counts, 0), axis=0)
@@ -29,7 +29,7 @@ def inside(counts, over, k, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def find(bins, count, k, SIDE: tl.constexpr):
+def find_bin(bins, count, k, SIDE: tl.constexpr):
     """Return the bin, of `count`, that holds the k-th largest, and the number in the bins above."""
     cell = tl.arange(0, SIDE)[:, None] * SIDE + tl.arange(0, SIDE)[None, :]
     bin = 0
@@ -40,14 +40,14 @@ def find(bins, count, k, SIDE: tl.constexpr):
         start -= SIDE * SIDE
         page = bins + start + cell
         counts = tl.load(page, mask=start + cell < count, other=0, cache_modifier=".cg")
-        at, above, over = inside(counts, over, k, SIDE, SIDE)
+        at, above, over = crossing_in_rows(counts, over, k, SIDE, SIDE)
         bin = start + at
     return bin, above
 
 
 @triton.jit
-def find_coarse(work, k, COPIES: tl.constexpr):
-    """Return the results of `find` for the coarse bins.
+def find_coarse_bin(work, k, COPIES: tl.constexpr):
+    """Return the results of `find_bin` for the coarse bins.
 
     Bin b is word b / 64 of line b % 64 of every copy.
     """
@@ -57,5 +57,5 @@ def find_coarse(work, k, COPIES: tl.constexpr):
     counts = tl.load(here, cache_modifier=".cg")
     for copy in tl.static_range(1, COPIES):
         counts += tl.load(here + copy * COARSE_BINS, cache_modifier=".cg")
-    bin, above, _ = inside(counts, 0, k, 32, 64)
+    bin, above, _ = crossing_in_rows(counts, 0, k, 32, 64)
     return bin, above

@@ -18,7 +18,7 @@ from gradwire.kernels.triton.select.strategy import (
     choose_strategy,
     emit_candidates,
     emit_entries,
-    fill,
+    fill_padding,
 )
 from gradwire.kernels.triton.select.turns import (
     BOUND,
@@ -31,11 +31,11 @@ from gradwire.kernels.triton.select.turns import (
     SHIFT,
     STRATEGY,
     WANTED,
-    clear,
-    finish,
+    clear_words,
+    finish_item,
     next_ticket,
     reset_counters,
-    wait,
+    wait_for_items,
 )
 
 COUNTED = tl.constexpr(COUNTS)
@@ -74,8 +74,8 @@ def prune_parts(
         if part == 0:
             tl.store(work + BOUND, t)
             tl.store(work + SHIFT, shift)
-    clear(work + DIGITS, CLEARED, part, PARTS, 128)
-    clear(work + FINE, 1 << shift, part, PARTS, 128)
+    clear_words(work + DIGITS, CLEARED, part, PARTS, 128)
+    clear_words(work + FINE, 1 << shift, part, PARTS, 128)
     prune(
         work, u, maxima, ids, cand, scratch, size, n, t, shift, share, room, spill,
         part, PARTS, BLOCK, ROWS, THREADS, WHOLE, COPIES,
@@ -90,9 +90,9 @@ def _phase_zero(
     THREADS: tl.constexpr, WHOLE: tl.constexpr, COPIES: tl.constexpr,
 ):  # fmt: skip
     """Find the bound and one item's candidates: phase 0 inside `winners`."""
-    clear(work + DIGITS, CLEARED, item, ITEMS, 512)
+    clear_words(work + DIGITS, CLEARED, item, ITEMS, 512)
     t, shift = find_bound(maxima, counts, n, rank, loose, crowd, threshold, scale, record, SAMPLE)
-    clear(work + FINE, 1 << shift, item, ITEMS, 512)
+    clear_words(work + FINE, 1 << shift, item, ITEMS, 512)
     cap = ITEMS * room + spill
     cand = (scratch + 2 * ITEMS).to(tl.pointer_type(tl.int64))
     ids = scratch + 2 * ITEMS + cap + cap
@@ -127,7 +127,7 @@ def winners(
         item = number % ITEMS
         zero = (number >> 30) * 64
         if phase > BEGIN:
-            zero = wait(work, (tl.minimum(phase, 2) - BEGIN) * ITEMS)
+            zero = wait_for_items(work, (tl.minimum(phase, 2) - BEGIN) * ITEMS)
         # The compiler takes these pointers for new in every phase. Kept for all phases they would
         # fill the registers.
         w = work + zero
@@ -148,23 +148,23 @@ def winners(
             if phase == 1:
                 strategy, bin = choose_strategy(w, k, spill, threshold, count, record, item, COPIES)
                 if count is not None:
-                    fill(indices, values, k, size.to(tl.int32), item, ITEMS)
+                    fill_padding(indices, values, k, size.to(tl.int32), item, ITEMS)
                 if (strategy == BY_BINS) & (bin >= 0):
                     narrow(w, cand, scratch, item * LISTS, t, shift, bin, LISTS)
             else:
                 strategy = load_shared(w + STRATEGY)
                 busy = (strategy == BY_DIGITS) | (phase == 2)
                 if phase == 2:
-                    clear(w + COARSE, COPIES * COARSE_BINS, item, ITEMS, 512)
+                    clear_words(w + COARSE, COPIES * COARSE_BINS, item, ITEMS, 512)
                     if counts is not None:
-                        clear(counts, COUNTED, item, ITEMS, 512)
+                        clear_words(counts, COUNTED, item, ITEMS, 512)
                     if strategy == BY_BINS:
                         emit_candidates(
                             w, cand, scratch, t, shift, indices, values, record, item, LISTS, LOOKS
                         )
             if strategy == BY_DIGITS:
                 if phase > 2:
-                    wait(work, (phase - BEGIN) * ITEMS)
+                    wait_for_items(work, (phase - BEGIN) * ITEMS)
                 if phase <= PASSES:
                     count_digits(w, u, first, last, load_shared(w + WANTED), phase - 1, SCAN)
             if ((strategy == WITH_ZEROS) & (phase == 2)) | (
@@ -175,7 +175,7 @@ def winners(
                     SCAN // 128,
                 )  # fmt: skip
         if busy:
-            finish(work)
+            finish_item(work)
             number = next_ticket(work)
             busy = number < (PHASES - BEGIN) * ITEMS
     reset_counters(work)

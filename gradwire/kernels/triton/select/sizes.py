@@ -75,7 +75,7 @@ class LaunchSizes:
         return 1 << (self.items - 1).bit_length()
 
 
-def every(size: int) -> int:
+def units_per_count(size: int) -> int:
     """Return the number of units per counted unit: a power of two, about a root of all units."""
     return 1 << max(0, (math.isqrt(size // UNIT) // 4).bit_length() - 1)
 
@@ -114,8 +114,8 @@ def launch_sizes(size: int, k: int, block: int, processors: int) -> LaunchSizes:
         sample=sample,
         rank=rank,
         crowd=0 if hopeless else _CROWDS[block],
-        counted=_surely(k, every(size)),
-        loose=_surely(k + k // 4, every(size)),
+        counted=_surely(k, units_per_count(size)),
+        loose=_surely(k + k // 4, units_per_count(size)),
         rows=rows,
         threads=32 * warps,
         share=-(-n // (parts * rows * 128)),

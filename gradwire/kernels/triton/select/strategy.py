@@ -6,7 +6,7 @@ import triton.language as tl
 from gradwire.kernels.triton.bits import load_shared
 from gradwire.kernels.triton.select.bound import least_of
 from gradwire.kernels.triton.select.exact import edge_of, emit, emit_all
-from gradwire.kernels.triton.select.find import find, find_coarse
+from gradwire.kernels.triton.select.find import find_bin, find_coarse_bin
 from gradwire.kernels.triton.select.turns import (
     ABOVE,
     BIN,
@@ -44,7 +44,7 @@ def choose_strategy(work, k, spill, threshold, count, record, item, COPIES: tl.c
         least = least_of(threshold)
         if (t == least) & (t > 0):
             k = tl.minimum(k, total)
-    bin, above = find_coarse(work, k, COPIES)
+    bin, above = find_coarse_bin(work, k, COPIES)
     good = fits & (total >= k) & (bin < COARSE_BINS - 1)
     strategy = tl.where(good, BY_BINS, BY_DIGITS)
     if threshold is None:
@@ -60,7 +60,7 @@ def choose_strategy(work, k, spill, threshold, count, record, item, COPIES: tl.c
         tl.store(work + WANTED, k)
         tl.store(work + LEAST, least)
         if record is not None:
-            # Crowded until the lowered threshold is too high. Then the sample gives the bound again.
+            # Crowded until the lowered threshold is too high. Then the sample has its turn again.
             crowded = (total - k > k) | ((tl.load(record + CROWDED) != 0) & (total >= k))
             tl.store(record + CROWDED, crowded.to(tl.int32))
         if threshold is not None:
@@ -80,7 +80,7 @@ def emit_candidates(
     if bin >= 0:
         k = load_shared(work + WANTED)
         above = load_shared(work + ABOVE)
-        low, more = find(work + FINE, 1 << shift, k - above, 64)
+        low, more = find_bin(work + FINE, 1 << shift, k - above, 64)
         edge = t + (bin << shift) + low
         need = k - above - more
     emit(work, cand, meta, item * LISTS, edge, need, indices, values, record, item, LISTS, LOOKS)
@@ -109,7 +109,7 @@ def emit_entries(
 
 
 @triton.jit
-def fill(indices, values, room, size, item, items):
+def fill_padding(indices, values, room, size, item, items):
     """Fill this item's share of the output as if nothing were chosen: index `size`, value zero."""
     share = tl.cdiv(room, items)
     for start in range(0, share, 1024):

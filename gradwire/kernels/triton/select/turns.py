@@ -62,7 +62,7 @@ def next_ticket(work):
 
 
 @triton.jit
-def wait(work, items):
+def wait_for_items(work, items):
     """Wait until `items` items are done, so that their results can be read.
 
     The result is zero, but the compiler cannot know. Pointers with the result added are therefore
@@ -75,7 +75,7 @@ def wait(work, items):
 
 
 @triton.jit
-def finish(work):
+def finish_item(work):
     """Mark this item as done, so that its results may be read."""
     tl.debug_barrier()
     tl.atomic_add(work + DONE, 1, sem="release")
@@ -93,7 +93,7 @@ def reset_counters(work):
 
 
 @triton.jit
-def clear(words, count, item, items, WIDTH: tl.constexpr):
+def clear_words(words, count, item, items, WIDTH: tl.constexpr):
     """Set this item's share of `count` words to zero."""
     share = tl.cdiv(count, items)
     for start in range(0, share, WIDTH):
