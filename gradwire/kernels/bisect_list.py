@@ -39,17 +39,13 @@ def bisect_list_torch(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute `bisect_list` with torch ops.
 
-    The list, sorted by magnitude, answers every comparison. All tests are therefore done side by
-    side.
+    The list, sorted by magnitude, answers every comparison, so all tests are done side by side.
     """
     wide = torch.promote_types(u.dtype, torch.float32)
     magnitude = values.abs().to(wide)
     sorted_list = magnitude.float().sort(descending=True).values
-    mean, top, half = (
-        u[::step].abs().to(wide).mean().float(),
-        sorted_list[0],
-        sorted_list[-(-k // 2) - 1],
-    )
+    mean = u[::step].abs().to(wide).mean().float()
+    top, half = sorted_list[0], sorted_list[-(-k // 2) - 1]
     more, twice = (_rank(sorted_list, r) for r in (k + 1, 2 * k))
     tests = torch.lerp(mean, top, bisection_path((half - mean) / (top - mean), HALVINGS))
     stops = (tests < more) & (tests >= twice)
@@ -68,7 +64,7 @@ def bisect_list_torch(
 def _rank(descending: Tensor, rank: int) -> Tensor:
     """Return the rank-th largest magnitude of a descending list, 0 behind its end.
 
-    At least rank magnitudes exceed t where the result exceeds t.
+    At least `rank` magnitudes exceed any t below the result.
     """
     return descending[rank - 1] if rank <= descending.numel() else descending.new_zeros(())
 

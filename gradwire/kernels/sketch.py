@@ -49,7 +49,7 @@ def insert_torch(u: Tensor, columns: int, seeds: Tensor, factor: Tensor) -> Tens
     table = torch.zeros(seeds.numel(), columns, dtype=torch.int64, device=u.device)
     for entries in _stretches(u.numel(), u.device):
         numbers = (u[entries.start : entries.stop].double() * factor).long()
-        for row, (cell, negative) in zip(table, _hashes(entries, columns, seeds), strict=True):
+        for row, (cell, negative) in zip(table, hashes(entries, columns, seeds), strict=True):
             row.index_add_(0, cell, torch.where(negative, -numbers, numbers))
     return table
 
@@ -62,10 +62,10 @@ def query_torch(
     out = torch.empty(size, dtype=torch.float32, device=table.device)
     for entries in _stretches(size, table.device):
         rows = []
-        for row, (cell, negative) in zip(table, _hashes(entries, columns, seeds), strict=True):
+        for row, (cell, negative) in zip(table, hashes(entries, columns, seeds), strict=True):
             value = row[cell]
             rows.append(torch.where(negative, -value, value))
-        torch.abs(_median(rows), out=out[entries.start : entries.stop])
+        torch.abs(median(rows), out=out[entries.start : entries.stop])
     if not block:
         return out, None
     padded = out.new_zeros(-(-size // block) * block)
@@ -80,7 +80,7 @@ def _stretches(size: int, device: torch.device) -> Iterator[range]:
         yield range(start, min(size, start + step))
 
 
-def _hashes(entries: range, columns: int, seeds: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def hashes(entries: range, columns: int, seeds: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield for each row the cell of each entry, and True for an entry with a negative sign."""
     numbers = torch.arange(entries.start, entries.stop, dtype=torch.int32, device=seeds.device)
     for seed in seeds:
@@ -89,7 +89,7 @@ def _hashes(entries: range, columns: int, seeds: Tensor) -> Iterator[tuple[Tenso
         yield cell, (hashed & 1) == 1
 
 
-def _median(rows: list[Tensor]) -> Tensor:
+def median(rows: list[Tensor]) -> Tensor:
     """Return the median over an odd number of rows, entry by entry, by an odd-even sort."""
     n = len(rows)
     for turn in range(n):

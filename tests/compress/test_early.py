@@ -26,7 +26,7 @@ def aside(monkeypatch):
             return self._result
 
     monkeypatch.setattr(module, "SideStream", AtOnce)
-    monkeypatch.setattr(module, "pays", lambda size, device: True)
+    monkeypatch.setattr(module, "side_stream_pays", lambda size, device: True)
     return begun
 
 

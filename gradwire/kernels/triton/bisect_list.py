@@ -1,9 +1,9 @@
 """bisect_list on CUDA: one launch, in phases.
 
-In each phase every item counts how many of its listed entries reach each of 16 edges. The last item
-to finish adds up the counts and computes the next edges. The first phases search for the magnitude
-that k/2 entries reach, four bits per phase. Then the edges are the 14 tests. The counts of that
-phase also give the place of each item's entries in the last phase, which writes.
+In each phase every item counts its listed entries that reach each of 16 edges. The last item to
+finish adds up the counts and computes the next edges. The first phases search for the magnitude
+that k/2 entries reach, four bits per phase. Then the edges are the 14 tests. The counts of the
+tests also give the place of each item's entries in the last phase, the write.
 """
 
 import torch
@@ -35,7 +35,7 @@ EXTREMES = tl.constexpr(0)
 SEARCH = tl.constexpr(1)
 TEST = tl.constexpr(2)
 WRITE = tl.constexpr(3)
-# Words of scratch: 16 edges, then what is known, then 16 counts per item, then a place per item.
+# Words of scratch: 16 edges, the words named below, 16 counts per item, then a place per item.
 TASK = tl.constexpr(16)
 LOW = tl.constexpr(17)
 SHIFT = tl.constexpr(18)
@@ -153,7 +153,8 @@ def _store_test_edges(scratch, low):
 def _store_result(scratch, count, record, k, counts, n, ITEMS: tl.constexpr):
     """Store the final threshold and each item's place in the output.
 
-    The threshold is the first test that stops the bisection, lowered until k/2 entries pass."""
+    The threshold is the first test that stops the bisection, lowered until k/2 entries pass.
+    """
     column = tl.arange(0, 16)
     edges = tl.load(scratch + column, cache_modifier=".cg")
     stops = ((n > k) & (n - k < k) & (column < TESTS)) | (column == TESTS - 1)

@@ -20,7 +20,8 @@ PARTS = 512
 def _first_ones(ascending, start, n, size, TILE: tl.constexpr):
     """Return a tile of the sorted indices, and a mark (1, else 0) at each first occurrence.
 
-    Padding has no mark."""
+    Padding has no mark.
+    """
     i = start + tl.arange(0, TILE)
     index = tl.load(ascending + i, mask=i < n, other=size)
     before = tl.load(ascending + i - 1, mask=(i > 0) & (i < n), other=-1)

@@ -41,7 +41,8 @@ def _all_usable(gathered, own, stride, ranks, RANKS: tl.constexpr):
 def _search(first, targets, capacity, real, SEEKERS: tl.constexpr):
     """Count for each seeker the indices of its ascending list that lie below its target.
 
-    A round makes FAN probes. real: True for a seeker of a rank that exists."""
+    A round makes FAN probes. real: True for a seeker of a rank that exists.
+    """
     base = tl.zeros([SEEKERS], tl.int32)
     width = capacity
     j = tl.arange(0, FAN)[None, :]

@@ -107,7 +107,8 @@ def _entries(
 def _local_index(words, i, real, blocks, size):
     """Return the index of entry i, from its block and its place in the block.
 
-    The block is the first whose end is above i."""
+    The block is the first whose end is above i.
+    """
     block = i * 0
     step = tl.full([], 1 << 15, tl.int32)
     while step > 0:

@@ -52,7 +52,7 @@ def test_streams_and_draws():
 @pytest.mark.parametrize("k", [1, 1030, 5000])
 def test_a_program_that_does_more(k, monkeypatch):
     """As beside a scan: eight tiles drawn, and eight times the buckets put in order."""
-    monkeypatch.setattr(kernel, "pays", lambda length, device: True)
+    monkeypatch.setattr(kernel, "side_stream_pays", lambda length, device: True)
     run(numbers(20_000), k)
 
 

@@ -58,7 +58,7 @@ def counted_entries(u, apart):
 def few(monkeypatch):
     """One in four units counts."""
     for module in (scan, momentum, sizes):
-        monkeypatch.setattr(module, "every", lambda size: 4)
+        monkeypatch.setattr(module, "units_per_count", lambda size: 4)
     launch_sizes.cache_clear()
     yield 4
     launch_sizes.cache_clear()

@@ -19,7 +19,7 @@ TOTAL = tl.constexpr(64)
 SPILLED = tl.constexpr(96)
 LEFT = tl.constexpr(128)
 # The header: the bound, the width of a coarse bin, the strategy, the bin of the k-th magnitude (-1:
-# every candidate wins), how many lie above that bin, k, and the least that a winner must be.
+# every candidate wins), the number of entries above that bin, k, and the least winning magnitude.
 HEADER = tl.constexpr(160)
 BOUND = tl.constexpr(160)
 SHIFT = tl.constexpr(161)
