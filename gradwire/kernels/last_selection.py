@@ -12,16 +12,16 @@ THRESHOLD, LAST_INDEX, CROWDED = range(3)
 class LastSelection:
     """The end of the last selection, and the counts of the last scan.
 
-    Winners were the entries of larger magnitude than the threshold. Of the entries that equal it,
-    the first ones won, up to the last index. `record`, int32 [3] on the device, holds:
+    Winners were the entries of larger magnitude than the threshold. Of the entries that equal the
+    threshold, the first ones won, up to the last index. `record`, int32 [3] on the device, holds:
 
     threshold: the magnitude as bits.
     last_index: the index of the last winner that equals the threshold; -1 if none does.
     crowded: not 0 if the bound of that selection let far more entries pass than the winners.
 
     The residual may still hold the winners, and they may be delivered unchanged. The next scan then
-    settles them without a list of indices: it reads every entry and clears each winner.
-    `counts` is filled by a scan for the next selection; see `kernels/triton/select/counts.py`.
+    settles them without a list of indices. It reads every entry and clears each winner. `counts` is
+    filled by a scan for the next selection; see `kernels/triton/select/counts.py`.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -1,9 +1,9 @@
-"""draw on CUDA: two launches after a clearing, no host sync, in order in spite of the atomics.
+"""draw on CUDA: two launches after a clearing, without a host sync.
 
 The drawn entries are spread evenly, so they are easy to sort. The first launch puts each entry into
 the bucket of its value, 16 per bucket on average, in the order of arrival. The second launch counts
 the entries of the buckets before, and the smaller entries in the same bucket. The two counts give
-the place of each entry.
+the place of each entry. The order of arrival therefore does not matter.
 """
 
 import torch

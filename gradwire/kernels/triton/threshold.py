@@ -42,7 +42,7 @@ def _ranked(maxima, every, n, rank, MOST: tl.constexpr):
     # Maxima of 16 bits need only the first eight rounds.
     for round in range(8 if sample.dtype == tl.int16 else 15):
         step = 1 << (28 - 2 * round)
-        # Three counts in step sum.
+        # Three counts in one sum.
         marks = (bits >= t + step).to(tl.int64)
         marks += (bits >= t + 2 * step).to(tl.int64) << 20
         marks += (bits >= t + 3 * step).to(tl.int64) << 40

@@ -1,7 +1,7 @@
 """write_message on CUDA: one launch writes the whole message.
 
-Some programs write values, the others words of indices. A word searches for the entries that have
-bits in it. Nothing is added up, and nothing has to be cleared before.
+Some programs write values, the others words of indices. A program searches for the entries that
+have bits in its words. Nothing is added up, and nothing has to be cleared before.
 """
 
 from typing import TYPE_CHECKING

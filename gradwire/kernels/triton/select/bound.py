@@ -50,7 +50,8 @@ def _sampled(values, n, rank, SAMPLE: tl.constexpr):
     t = lowest
     count = tl.minimum(n, SAMPLE)
     for step in range(6):
-        # Three counts in unit sum, ten bits each in a sector, twenty in all: two bits of t a round.
+        # Each round finds two bits of t, by three counts in one sum. A count has ten bits within a
+        # sector, and twenty in the total.
         unit = 1 << (25 - 2 * step)
         marks = (bits >= t + unit).to(tl.int32)
         marks += (bits >= t + 2 * unit).to(tl.int32) << 10

@@ -131,7 +131,7 @@ def emit(
             base, left = _write(indices, values, record, raw, index, size, edge, left, base, 16)
 
 
-# --- the slower path, for data that defeats the bound: four bits a pass over all of u ---
+# --- the slower path, for data that defeats the bound: four bits per pass over all of u ---
 
 
 @triton.jit

@@ -94,7 +94,7 @@ def launch_sizes(size: int, k: int, block: int, processors: int) -> LaunchSizes:
     warps, sample = (PRUNE_WARPS, 8192) if begin else (WARPS, 4096)
     rows = 4 if begin and block == 1 else 2 * warps
     rank = _surely(k, n / sample)
-    # No bound helps to choose more than a quarter, or if most of the sample must reach it.
+    # No bound helps to choose more than a quarter, or if all of the sample must reach it.
     hopeless = rank >= min(n, sample) or 4 * k > size
     if hopeless:
         room, spill = 0, 0

@@ -32,9 +32,9 @@ WITH_ZEROS = tl.constexpr(2)
 def choose_strategy(work, k, spill, threshold, count, record, item, COPIES: tl.constexpr):
     """Return the strategy, and the coarse bin of the k-th magnitude.
 
-    Item 0 stores them for later phases. With a threshold, at most the entries that pass are wanted.
-    If the bound is the threshold's own, exactly these are candidates. All of them win if there is
-    room.
+    Item 0 stores both for later phases. With a threshold, at most the entries that pass are wanted.
+    If the bound is the threshold's own, the candidates are exactly the entries that pass. All of
+    them win if there is room.
     """
     t = load_shared(work + BOUND)
     total = load_shared(work + TOTAL)
