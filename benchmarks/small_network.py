@@ -23,7 +23,7 @@ from torch import Tensor
 from gradwire import VirtualCluster
 from gradwire.recipes import RECIPES
 from gradwire.workbench.data.cifar10 import load_cifar10
-from gradwire.workbench.train.rates import cosine
+from gradwire.workbench.train.options import cosine_factor
 
 WORKERS, BATCH, STEPS = 16, 32, 4000
 LR, MOMENTUM, DECAY = 0.4, 0.9, 1e-4
@@ -115,7 +115,7 @@ def run(way: Way, seed: int, train: tuple[Tensor, Tensor], test: tuple[Tensor, T
         loss = F.cross_entropy(forward(leaves, x.view(WORKERS, BATCH, -1)).flatten(0, 1), y)
         parts = torch.autograd.grad(loss * WORKERS, leaves)
         gradients = torch.cat([g.flatten(1) for g in parts], 1)
-        lr = way.rate * LR * cosine(step / STEPS)
+        lr = way.rate * LR * cosine_factor(step / STEPS)
         sgd.param_groups[0]["lr"] = lr
         flat.grad = cluster.average(list(gradients))
         sgd.step()

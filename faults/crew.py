@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.distributed import TCPStore
 
-from gradwire.workbench.train.place import loopback
+from gradwire.workbench.train.worker import loopback
 
 LIMIT = 300.0
 """Seconds after which ranks that still run count as hanging."""

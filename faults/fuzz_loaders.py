@@ -42,8 +42,8 @@ from gradwire.workbench.study import STUDIES, Settings
 from gradwire.workbench.study.folder import StudyFolder
 from gradwire.workbench.train import checkpoint as trainer
 from gradwire.workbench.train.options import resolve
-from gradwire.workbench.train.run import _finished
-from gradwire.workbench.train.saved import from_dict
+from gradwire.workbench.train.run import finished_result
+from gradwire.workbench.train.saved import options_from_dict
 from tests.workbench.data import files as data_files
 from tests.workbench.report.runs import write_run
 
@@ -154,7 +154,7 @@ def _trainer(path: Path) -> None:
 def _run(path: Path) -> None:
     runs = read_runs(path)
     headline(runs)
-    _finished(runs[0].options, path)
+    finished_result(runs[0].options, path)
 
 
 def _run_pictures(path: Path) -> None:
@@ -324,8 +324,8 @@ def words(rng: random.Random) -> Callable[[], object]:
 def values(cluster: VirtualCluster, rng: random.Random) -> Callable[[], object]:
     """A state, or the options of a run, with something else in it."""
     if rng.random() < 0.3:
-        options = scramble(resolve({"device": "cpu", "keep_dense": ["a*"]}).asdict(), rng)
-        return lambda: from_dict(options if isinstance(options, dict) else {})
+        options = scramble(resolve({"device": "cpu", "dense": ["a*"]}).asdict(), rng)
+        return lambda: options_from_dict(options if isinstance(options, dict) else {})
     saved = scramble(copy.deepcopy(cluster.state_dict()), rng)
     if rng.random() < 0.2:
         saved = scramble(saved, rng)

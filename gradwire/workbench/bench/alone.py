@@ -15,7 +15,7 @@ from gradwire.stages import STAGES
 from gradwire.workbench.bench.contender import Contender, Task
 from gradwire.workbench.bench.job import Job
 from gradwire.workbench.bench.laps import lap_seconds
-from gradwire.workbench.train.place import Place
+from gradwire.workbench.train.worker import Worker
 
 WARM_UP_STEPS, TIMED_STEPS = 3, 7
 """Numbers of steps. Three to warm up, because PowerSGD begins to compress with its third step."""
@@ -23,7 +23,7 @@ STEP = "step"
 """The key of the seconds that a method adds to a step of noop, which sends nothing."""
 
 
-def time_alone(contender: Contender, job: Job, task: Task, place: Place) -> dict[str, float]:
+def time_alone(contender: Contender, job: Job, task: Task, worker: Worker) -> dict[str, float]:
     """Return the seconds per step of each stage, and the seconds added to a step of noop.
 
     The values are means over all ranks, which measure at the same time (collective). For a method
@@ -31,19 +31,19 @@ def time_alone(contender: Contender, job: Job, task: Task, place: Place) -> dict
     """
     if contender.name in ("noop", "barrier"):
         return {}
-    place.barrier()
-    seconds = _time_this_rank(contender.name, job, task, place)
-    sums = place.sum(*seconds.values())
-    return {name: round(total / place.world, 7) for name, total in zip(seconds, sums, strict=True)}
+    worker.barrier()
+    seconds = _time_this_rank(contender.name, job, task, worker)
+    sums = worker.sum(*seconds.values())
+    return {name: round(total / worker.world, 7) for name, total in zip(seconds, sums, strict=True)}
 
 
-def _time_this_rank(name: str, job: Job, task: Task, place: Place) -> dict[str, float]:
+def _time_this_rank(name: str, job: Job, task: Task, worker: Worker) -> dict[str, float]:
     """Return the seconds of each stage, and those added to a step of noop, on this rank."""
-    group = dist.new_group([place.rank], use_local_synchronization=True)
+    group = dist.new_group([worker.rank], use_local_synchronization=True)
     noop, measured = (Contender.build(n, job, task, group) for n in ("noop", name))
     wire = measured.wire
     if wire is not None:
-        wire.open(wire.slots, wire.device, EchoGroup(place.world, task.device.type == "cuda"))
+        wire.open(wire.slots, wire.device, EchoGroup(worker.world, task.device.type == "cuda"))
         wire.clock.every = 1
     medians = []
     for contender in (noop, measured):

@@ -13,7 +13,7 @@ from gradwire.workbench.bench.job import Job
 from gradwire.workbench.lab.lab import Lab, check_memory
 from gradwire.workbench.lab.network import Loopback, RankNetwork
 from gradwire.workbench.lab.processes import run_ranks
-from gradwire.workbench.train.place import under_torchrun
+from gradwire.workbench.train.worker import under_torchrun
 
 
 def bench_step(job: Job, ranks: int, say: Callable[[str], object]) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from gradwire.errors import GradwireError
 from gradwire.workbench.bench.job import Job
 from gradwire.workbench.bench.step import measure_steps
 from gradwire.workbench.bench.watchdog import Watchdog
-from gradwire.workbench.train.place import Place, joined
+from gradwire.workbench.train.worker import Worker, joined
 
 FAILED = 2
 HINT = "Where ranks share a GPU, kernels of theirs can wait for each other: see docs/lab.md."
@@ -39,14 +39,14 @@ def measure_rank(
     if job.device == "cuda":
         gpus = torch.cuda.device_count()
         device, sharing = torch.device("cuda", rank % gpus), -(-local_ranks // gpus)
-    place = Place(rank, world, 0, device, lambda: False, own_workers=False)
+    worker = Worker(rank, world, 0, device, lambda: False, own_workers=False)
 
     def exit_stuck(reason: str) -> None:
         give_up(f"rank {rank} of {world}: {reason}. {HINT}")
         os._exit(FAILED)
 
-    with joined(place, timeout=PATIENCE):
-        return measure_steps(place, job, Watchdog(PATIENCE, exit_stuck), sharing)
+    with joined(worker, timeout=PATIENCE):
+        return measure_steps(worker, job, Watchdog(PATIENCE, exit_stuck), sharing)
 
 
 def main(job_file: str, answer_file: str) -> None:

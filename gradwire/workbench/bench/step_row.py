@@ -11,7 +11,7 @@ from gradwire.workbench.bench.contender import Contender, Task
 from gradwire.workbench.bench.job import Job
 from gradwire.workbench.bench.laps import time_quantiles
 from gradwire.workbench.bench.row import device_name, software_versions
-from gradwire.workbench.train.place import Place
+from gradwire.workbench.train.worker import Worker
 
 
 @dataclass(frozen=True)
@@ -79,13 +79,13 @@ class Series:
     """Seconds of the last step before the first round."""
 
 
-def measured_row(series: Series, noop: Series, job: Job, task: Task, place: Place) -> StepRow:
+def measured_row(series: Series, noop: Series, job: Job, task: Task, worker: Worker) -> StepRow:
     """Return the row of a method whose steps were timed."""
     contender = series.contender
-    settings = row_settings(contender.name, job, task, place)
+    settings = row_settings(contender.name, job, task, worker)
     seconds, base = time_quantiles(series.times), time_quantiles(noop.times)["median"]
     exposed = seconds["median"] - base
-    sent = contender.bytes_of(task.entries, place.world)
+    sent = contender.bytes_of(task.entries, worker.world)
     stages: dict[str, float] = {}
     if contender.wire is not None and series.stats_before is not None:
         now, before = contender.wire.stats(), series.stats_before
@@ -109,7 +109,7 @@ def measured_row(series: Series, noop: Series, job: Job, task: Task, place: Plac
     )
 
 
-def row_settings(name: str, job: Job, task: Task, place: Place) -> dict[str, Any]:
+def row_settings(name: str, job: Job, task: Task, worker: Worker) -> dict[str, Any]:
     """Return the fields of a row that are known before anything is measured."""
     config = job.config(name)
     entries = sum(p.numel() for p in task.model.parameters() if p.requires_grad)
@@ -119,20 +119,20 @@ def row_settings(name: str, job: Job, task: Task, place: Place) -> dict[str, Any
         cores = len(os.sched_getaffinity(0))
     return {
         "model": job.model,
-        "ranks": place.world,
+        "ranks": worker.world,
         "method": name,
         "exchange": config.exchange if config else "",
         "values": config.values if config else width,
         "indices": config.encoding.indices if config else "",
         "density": config.density if config else None,
-        "bundle_bytes": int(bundle_bytes(config.bundle_mb, place.device, entries))
+        "bundle_bytes": int(bundle_bytes(config.bundle_mb, worker.device, entries))
         if config
         else None,
         "bundles": None,
         "batch": job.batch,
         "dtype": job.autocast,
-        "device": device_name(place.device),
-        "versions": software_versions(place.device),
+        "device": device_name(worker.device),
+        "versions": software_versions(worker.device),
         "cores": cores,
         "link": {
             "asked": job.rate or None,

@@ -13,7 +13,7 @@ from gradwire.stages import Clock, Mark
 from gradwire.torch_internals import profile_all_threads
 from gradwire.workbench.bench.contender import Contender, Task
 from gradwire.workbench.bench.job import Job
-from gradwire.workbench.train.place import Place
+from gradwire.workbench.train.worker import Worker
 
 COMPUTE = "compute"
 
@@ -31,7 +31,7 @@ class Span:
     end: float
 
 
-def trace_steps(contenders: Sequence[Contender], task: Task, place: Place, job: Job) -> None:
+def trace_steps(contenders: Sequence[Contender], task: Task, worker: Worker, job: Job) -> None:
     """Record one step of each contender, and write files to the job's folder (collective).
 
     timeline.png: all contenders. METHOD.trace.json: the same spans for chrome://tracing.
@@ -45,16 +45,16 @@ def trace_steps(contenders: Sequence[Contender], task: Task, place: Place, job: 
     for contender in contenders:
         # Not recorded: the first step after another contender's is not a typical one.
         contender.step(task)
-        place.barrier()
+        worker.barrier()
         spans_of[contender.name] = record_spans(contender, task)
-        place.barrier()
-        _profile_step(contender, task, folder if place.first else None)
-    if not place.first:
+        worker.barrier()
+        _profile_step(contender, task, folder if worker.first else None)
+    if not worker.first:
         return
     for name, spans in spans_of.items():
         path = folder / f"{trace_file_stem(name)}.trace.json"
         path.write_text(json.dumps(chrome_trace(name, spans)))
-    title = f"{job.model}, {place.world} ranks, {job.link or 'no shaped link'}, batch {job.batch}"
+    title = f"{job.model}, {worker.world} ranks, {job.link or 'no shaped link'}, batch {job.batch}"
     draw_timeline(spans_of, folder / "timeline.png", title)
 
 

@@ -17,7 +17,7 @@ from gradwire.workbench.cli.ranks import check_ranks
 from gradwire.workbench.cli.say import console, say
 from gradwire.workbench.train.folder import machine, package_version
 from gradwire.workbench.train.launch import launch
-from gradwire.workbench.train.place import under_torchrun
+from gradwire.workbench.train.worker import under_torchrun
 
 PACKAGES = {
     "torch": "needed",

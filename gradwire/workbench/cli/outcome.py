@@ -3,13 +3,13 @@
 from gradwire.errors import ConfigError
 from gradwire.workbench.cli.say import say
 from gradwire.workbench.report import ReportError, headline, read_runs, write_report
-from gradwire.workbench.train import Outcome, Plan, checkpoint, resume_command, train
+from gradwire.workbench.train import TrainJob, TrainOutcome, checkpoint, resume_command, train
 from gradwire.workbench.train.launch import WorkerError
 
 INTERRUPTED = 130
 
 
-def conduct(job: Plan) -> int:
+def train_and_report(job: TrainJob) -> int:
     """Trains, says what came out on the first rank, and returns the exit code."""
     for note in job.notes:
         say(f"note: {note}")
@@ -24,14 +24,14 @@ def conduct(job: Plan) -> int:
     return INTERRUPTED if outcome.stopped else 0
 
 
-def _say_stopped(outcome: Outcome) -> None:
+def _say_stopped(outcome: TrainOutcome) -> None:
     step = outcome.results[-1]["steps"]
     say(f"stopped after step {step:,} of {outcome.results[-1]['title']}; a checkpoint is saved.")
     say("go on with:")
     say(f"  {resume_command(outcome.folder)}")
 
 
-def _say_done(outcome: Outcome) -> None:
+def _say_done(outcome: TrainOutcome) -> None:
     folder = outcome.folder
     for result in outcome.results:
         if not result["replicas_identical"]:

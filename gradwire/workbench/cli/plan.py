@@ -125,7 +125,7 @@ def _measure() -> dict[str, Any] | None:
     """What the ranks found out; None on all but the first, who have nothing to say."""
     from gradwire.workbench.cli.plan_measure import between_ranks
     from gradwire.workbench.train.launch import launch
-    from gradwire.workbench.train.place import under_torchrun
+    from gradwire.workbench.train.worker import under_torchrun
 
     if not under_torchrun():
         raise ConfigError(

@@ -7,18 +7,18 @@ import torch.distributed as dist
 from gradwire.plan.measure import measure_link, node_count
 from gradwire.plan.network import GOODPUT
 from gradwire.ranks.group import DistributedGroup
-from gradwire.workbench.train.place import Place
+from gradwire.workbench.train.worker import Worker
 
 
-def between_ranks(place: Place) -> dict[str, Any]:
+def between_ranks(worker: Worker) -> dict[str, Any]:
     """Link, latency and the shape of the cluster, measured by the ranks at hand; a collective."""
     assert dist.group.WORLD is not None
-    group = DistributedGroup(dist.group.WORLD, place.device)
-    rate, latency = place.share(measure_link(group.all_gather, place.world, place.device))
+    group = DistributedGroup(dist.group.WORLD, worker.device)
+    rate, latency = worker.share(measure_link(group.all_gather, worker.world, worker.device))
     return {
-        "rank": place.rank,
-        "ranks": place.world,
-        "nodes": node_count(place.world),
+        "rank": worker.rank,
+        "ranks": worker.world,
+        "nodes": node_count(worker.world),
         "link": 8 * rate / GOODPUT,
         "latency": latency,
     }

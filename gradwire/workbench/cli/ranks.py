@@ -29,7 +29,7 @@ from gradwire.workbench.lab.links import (
 )
 from gradwire.workbench.train.folder import package_version
 from gradwire.workbench.train.launch import launch
-from gradwire.workbench.train.place import Place, leave, under_torchrun
+from gradwire.workbench.train.worker import Worker, leave, under_torchrun
 
 COMMAND = "torchrun --nproc-per-node 4 -m gradwire doctor --ranks"
 TRIES = 3
@@ -59,22 +59,22 @@ def check_ranks(timeout: float, method: str, density: float, options: Sequence[s
         ) from error
 
 
-def _compare(place: Place, asked: tuple[str, float, tuple[str, ...]]) -> bool:
+def _compare(worker: Worker, asked: tuple[str, float, tuple[str, ...]]) -> bool:
     """The work of a rank (collective); the same answer on each."""
-    control = DistributedGroup(place.control, CPU)
+    control = DistributedGroup(worker.control, CPU)
     everyone = gather_words(control, facts(*asked), CPU)
     hosts = [words["place"]["host"] for words in everyone]
-    group = _fast_group(place, everyone) or control
+    group = _fast_group(worker, everyone) or control
     links = measure_links(group, control)
     for _ in range(TRIES - 1):
         if not slow_words(links, hosts):
             break
         links = links.best(measure_links(group, control))
     wrong = differences(everyone) + slow_words(links, hosts)
-    if place.first:
+    if worker.first:
         backend = "nccl" if group.on_stream else "gloo"
         _show(everyone, rank_figures(links, hosts), wrong, backend)
-    place.barrier()  # torchrun ends the others as soon as one has failed
+    worker.barrier()  # torchrun ends the others as soon as one has failed
     return not wrong
 
 
@@ -102,13 +102,13 @@ def facts(method: str, density: float, options: Sequence[str]) -> Facts:
     }
 
 
-def _fast_group(place: Place, everyone: Sequence[Facts]) -> DistributedGroup | None:
+def _fast_group(worker: Worker, everyone: Sequence[Facts]) -> DistributedGroup | None:
     """NCCL's, where every rank has a GPU to itself."""
-    local_world = int(os.environ.get("LOCAL_WORLD_SIZE", place.world))
+    local_world = int(os.environ.get("LOCAL_WORLD_SIZE", worker.world))
     mine = torch.cuda.device_count() >= local_world
-    if not all(gather_words(DistributedGroup(place.control, CPU), mine, CPU)):
+    if not all(gather_words(DistributedGroup(worker.control, CPU), mine, CPU)):
         return None
-    device = torch.device("cuda", place.local_rank)
+    device = torch.device("cuda", worker.local_rank)
     torch.cuda.set_device(device)
     timeout = timedelta(seconds=60)
     return DistributedGroup(dist.new_group(backend="nccl", timeout=timeout), device, timeout)

@@ -9,9 +9,9 @@ import typer
 
 from gradwire.errors import ConfigError
 from gradwire.workbench.cli.flags import chosen, long_name, with_flags
-from gradwire.workbench.cli.outcome import conduct
+from gradwire.workbench.cli.outcome import train_and_report
 from gradwire.workbench.cli.say import complain
-from gradwire.workbench.train import Options, Plan, Sitting, program
+from gradwire.workbench.train import Options, RunLimits, TrainJob, program
 from gradwire.workbench.train.flag import FOLDER
 from gradwire.workbench.train.saved import FREE
 
@@ -55,7 +55,7 @@ _Resume = Annotated[
 ]
 
 
-@with_flags(Options, Sitting)
+@with_flags(Options, RunLimits)
 def train(
     *, out: _Out = None, overwrite: _Overwrite = False, resume: _Resume = None, **flags: Any
 ) -> None:
@@ -65,10 +65,12 @@ def train(
     NCCL. Ctrl-C or SIGTERM saves a checkpoint, shows the command that continues the run bit for
     bit, and exits with code 130.
     """
-    given, sitting = chosen(Options, flags), Sitting(**chosen(Sitting, flags))
+    choices, limits = chosen(Options, flags), RunLimits(**chosen(RunLimits, flags))
     command = f"{program()} {shlex.join(sys.argv[1:])}"
     try:
-        code = conduct(_plan(given, out, overwrite, resume, sitting=sitting, command=command))
+        code = train_and_report(
+            _plan(choices, out, overwrite, resume, limits=limits, command=command)
+        )
     except KeyboardInterrupt:
         complain("stopped at once; the last checkpoint is what remains.")
         code = 130
@@ -77,11 +79,11 @@ def train(
 
 
 def _plan(
-    given: dict[str, Any], out: Path | None, overwrite: bool, resume: Path | None, **rest: Any
-) -> Plan:
+    choices: dict[str, Any], out: Path | None, overwrite: bool, resume: Path | None, **rest: Any
+) -> TrainJob:
     """Return the runs to do and their folder."""
     if resume is None:
-        return Plan.new(given, out, overwrite=overwrite, **rest)
+        return TrainJob.new(choices, out, overwrite=overwrite, **rest)
     if out is not None or overwrite:
         raise ConfigError("--resume goes on in its own folder: leave --out and --overwrite out.")
-    return Plan.resume(resume, given, **rest)
+    return TrainJob.resume(resume, choices, **rest)

@@ -16,7 +16,7 @@ from gradwire.workbench.train.folder import (
 )
 from gradwire.workbench.train.metrics import read_records
 from gradwire.workbench.train.options import Options
-from gradwire.workbench.train.task import Task
+from gradwire.workbench.train.task import TrainTask
 
 COLUMNS = ("step", "epoch", "bytes_sent", "bytes_dense", "achieved_density", "seconds")
 """Columns that every line of metrics must have, with a number of at least 0."""
@@ -37,7 +37,7 @@ class Run:
         return self.options.title
 
     @property
-    def task(self) -> Task:
+    def task(self) -> TrainTask:
         return self.options.task
 
     @property

@@ -14,8 +14,7 @@ from gradwire.workbench.simulate.simulation import Simulation, load_examples
 from gradwire.workbench.study.accuracy_page import page
 from gradwire.workbench.study.study import Cell, Settings, Study, StudyRow, repeatable
 from gradwire.workbench.study.unfinished import UnfinishedRun
-from gradwire.workbench.train.options import Options, resolve
-from gradwire.workbench.train.rates import cosine
+from gradwire.workbench.train.options import Options, cosine_factor, resolve
 
 WORKERS = 16
 FULL: dict[str, Any] = {"model": "resnet20", "batch": 32, "lr": 0.4, "weight_decay": 1e-4}
@@ -184,7 +183,7 @@ def measure(settings: Settings, cell: Cell) -> list[StudyRow]:
                 if recipe.flush and simulation.steps == total - 1:
                     simulation.flush()
                 # The rate is warmed up over a tenth of the run, then falls like a cosine.
-                losses.append(simulation.step(lr * cosine(simulation.steps / total)))
+                losses.append(simulation.step(lr * cosine_factor(simulation.steps / total)))
             row: StudyRow = {"epoch": epoch, "loss": float(torch.stack(losses).mean())}
             row |= {
                 "score": simulation.score(),

@@ -28,9 +28,8 @@ from gradwire.workbench.study.study import (
     repeatable,
 )
 from gradwire.workbench.study.unfinished import UnfinishedRun
-from gradwire.workbench.train.options import resolve
-from gradwire.workbench.train.rates import cosine
-from gradwire.workbench.train.task import TASKS, Task
+from gradwire.workbench.train.options import cosine_factor, resolve
+from gradwire.workbench.train.task import TASKS, TrainTask
 
 DENSITY, WORKERS = 0.001, 16
 RECIPES: dict[str, dict[str, Any]] = {
@@ -39,7 +38,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "topk/union": {},
     "topk/gtopk": {},
     "randk/allgather": {},
-    "randk/allgather without feedback": {"method_options": ("feedback=false",)},
+    "randk/allgather without feedback": {"options": ("feedback=false",)},
     "gaussiank/allgather": {},
     "dgc/allgather with momentum": {"momentum_correction": True},
     "topk/sketched": {},
@@ -114,7 +113,7 @@ def measure(settings: Settings, cell: Cell) -> list[StudyRow]:
         rows = run.resume(simulation)
         for epoch in range(len(rows) + 1, options.epochs + 1):
             rates = [
-                options.lr * cosine((simulation.steps + i) / total)
+                options.lr * cosine_factor((simulation.steps + i) / total)
                 for i in range(simulation.epoch_steps)
             ]
             loss = torch.stack([simulation.step(lr) for lr in rates]).mean()
@@ -174,7 +173,7 @@ def _score_gaps(runs: Runs, name: str) -> list[float]:
     ]
 
 
-def _format_gap(gap: float, task: Task) -> str:
+def _format_gap(gap: float, task: TrainTask) -> str:
     """Return a difference of scores, in points unless the score is a perplexity."""
     return f"{gap:+.2f}" if task.measure == "test perplexity" else f"{100 * gap:+.1f} points"
 

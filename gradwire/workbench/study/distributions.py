@@ -64,7 +64,7 @@ def measure(settings: Settings, cell: Cell) -> list[StudyRow]:
     if settings.small and spec.task == "classify":
         fields["batch"] = 8
     if cell["method"] == "gaussiank":
-        fields["method_options"] = RELEASED
+        fields["options"] = RELEASED
     options = resolve(fields | {"data_dir": settings.data_dir})
     simulation = Simulation.from_options(options)
     rows: list[StudyRow] = []

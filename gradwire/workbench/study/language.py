@@ -25,8 +25,7 @@ from gradwire.workbench.study.study import (
     group_runs,
     repeatable,
 )
-from gradwire.workbench.train.options import Options, resolve
-from gradwire.workbench.train.rates import cosine
+from gradwire.workbench.train.options import Options, cosine_factor, resolve
 
 WORKERS, EVALUATIONS, SEEDS = 4, 10, 3
 NAMES = {
@@ -99,7 +98,7 @@ def train_rows(
         for step in range(1, steps + 1):
             with _bf16_products(simulation.device):
                 # The rate is warmed up over a tenth of the run, then falls like a cosine.
-                losses.append(simulation.step(options.lr * cosine((step - 1) / steps)))
+                losses.append(simulation.step(options.lr * cosine_factor((step - 1) / steps)))
             if step * EVALUATIONS % steps == 0:
                 row = {"step": step, "tokens": step * tokens, "loss": mean(map(float, losses))}
                 row |= {

@@ -26,8 +26,7 @@ from gradwire.workbench.simulate.simulation import Simulation
 from gradwire.workbench.study.fit import tail_index
 from gradwire.workbench.study.sketch_page import page
 from gradwire.workbench.study.study import Cell, Settings, Study, StudyRow, repeatable
-from gradwire.workbench.train.options import resolve
-from gradwire.workbench.train.rates import cosine
+from gradwire.workbench.train.options import cosine_factor, resolve
 
 DENSITY = 0.001
 RATIOS = (200, 100, 50, 20, 10, 5, 2, 1)
@@ -148,7 +147,7 @@ def _train_rows(settings: Settings, cell: Cell) -> list[StudyRow]:
     fields = run | {"method": cell["recipe"], "workers": cell["workers"], "seed": cell["seed"]}
     fields |= {"density": DENSITY, "data_dir": settings.data_dir, "device": settings.device}
     if cell["recipe"] in SKETCHES:
-        fields["method_options"] = (f"ratio={cell['ratio']:g}",)
+        fields["options"] = (f"ratio={cell['ratio']:g}",)
     if cell["recipe"] == "topk/gtopk":
         size, workers = models.model_spec(run["model"]).parameters, cell["workers"]
         fields["density"] = affordable_density(
@@ -159,7 +158,7 @@ def _train_rows(settings: Settings, cell: Cell) -> list[StudyRow]:
     total = options.epochs * simulation.epoch_steps
     for epoch in range(1, options.epochs + 1):
         for _ in range(simulation.epoch_steps):
-            simulation.step(options.lr * cosine(simulation.steps / total))
+            simulation.step(options.lr * cosine_factor(simulation.steps / total))
         row = {"model": options.model, "d": simulation.entries, "density": options.density}
         row |= {"epoch": epoch, "epochs": options.epochs, "steps": simulation.steps}
         rows.append(cell | row | {"score": simulation.score(), "bytes": simulation.bytes_sent})

@@ -1,8 +1,8 @@
 """Training runs: the loop, its workers, its run folder."""
 
+from gradwire.workbench.train.job import TrainJob, program, resume_command
 from gradwire.workbench.train.options import Options
-from gradwire.workbench.train.plan import Plan, program, resume_command
-from gradwire.workbench.train.run import Outcome, train
-from gradwire.workbench.train.trainer import Sitting
+from gradwire.workbench.train.run import TrainOutcome, train
+from gradwire.workbench.train.trainer import RunLimits
 
-__all__ = ["Options", "Outcome", "Plan", "Sitting", "program", "resume_command", "train"]
+__all__ = ["Options", "RunLimits", "TrainJob", "TrainOutcome", "program", "resume_command", "train"]

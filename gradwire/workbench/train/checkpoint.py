@@ -24,7 +24,7 @@ from gradwire.ranks.group import DistributedGroup
 from gradwire.ranks.together import gather_words, raise_together
 from gradwire.state.saved.files import replace
 from gradwire.workbench.train.folder import CHECKPOINT, SAVED
-from gradwire.workbench.train.place import Place
+from gradwire.workbench.train.worker import Worker
 
 if TYPE_CHECKING:
     from gradwire.workbench.train.replica import Replica
@@ -60,13 +60,13 @@ class Position:
         return Position(**(asdict(self) | {"workers": workers, "offset": offset}))
 
 
-def save(folder: Path, place: Place, position: Position, replica: "Replica") -> None:
+def save(folder: Path, worker: Worker, position: Position, replica: "Replica") -> None:
     """Writes a checkpoint (collective)."""
     target = folder / CHECKPOINT
     wires = f"wire-{position.step:08d}"
     gradwire.save(replica.wire, target / wires)
     failure = ""
-    if place.first:
+    if worker.first:
         content = {
             "version": VERSION,
             "position": asdict(position),
@@ -81,7 +81,7 @@ def save(folder: Path, place: Place, position: Position, replica: "Replica") -> 
         else:
             _clear(target, wires)
             _note(folder, position.step)
-    if failure := place.share(failure):
+    if failure := worker.share(failure):
         raise ExchangeError(f"{failure}. The last checkpoint is untouched")
 
 
@@ -106,13 +106,13 @@ def exists(folder: Path) -> bool:
     return (folder / CHECKPOINT / TRAINER).is_file()
 
 
-def load(folder: Path, place: Place) -> dict[str, Any] | None:
+def load(folder: Path, worker: Worker) -> dict[str, Any] | None:
     """What `save` wrote but for the compressor states, on CPU; None without a checkpoint.
 
     Collective: whether there is one is rank 0's word, and a file that is damaged, missing or
     another on one rank is an error on every rank.
     """
-    if not place.share(exists(folder)):
+    if not worker.share(exists(folder)):
         return None
     path = folder / CHECKPOINT / TRAINER
     content: dict[str, Any] = {}
@@ -121,7 +121,7 @@ def load(folder: Path, place: Place) -> dict[str, Any] | None:
         content, digest = _read(path)
     except StateError as error:
         failure = error
-    group = DistributedGroup(place.control, CPU)
+    group = DistributedGroup(worker.control, CPU)
     raise_together(group, failure, StateError, CPU)
     digests = gather_words(group, digest.hex(), CPU)
     if odd := [rank for rank, other in enumerate(digests) if other != digests[0]]:

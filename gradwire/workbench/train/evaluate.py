@@ -7,12 +7,12 @@ import torch.distributed as dist
 from torch import nn
 
 from gradwire.workbench.data import Data
-from gradwire.workbench.train.place import Place
-from gradwire.workbench.train.task import Task
+from gradwire.workbench.train.task import TrainTask
+from gradwire.workbench.train.worker import Worker
 
 
 @torch.no_grad()
-def score(model: nn.Module, task: Task, data: Data, place: Place) -> float:
+def score(model: nn.Module, task: TrainTask, data: Data, worker: Worker) -> float:
     """The task's score of the model on the test set (collective).
 
     Each rank takes its part. Running statistics of normalisation layers are rank 0's, as they are
@@ -22,12 +22,12 @@ def score(model: nn.Module, task: Task, data: Data, place: Place) -> float:
         dist.broadcast(buffer, src=0)
     model.eval()
     total = data.test_examples
-    start, stop = (total * r // place.world for r in (place.rank, place.rank + 1))
-    sums = torch.zeros(2, dtype=torch.float64, device=place.device)
+    start, stop = (total * r // worker.world for r in (worker.rank, worker.rank + 1))
+    sums = torch.zeros(2, dtype=torch.float64, device=worker.device)
     for first in range(start, stop, data.at_once):
         sums += task.count(model, data.test_batch(first, min(first + data.at_once, stop)))
     model.train()
-    return task.score(torch.tensor(place.sum(*sums.tolist()), dtype=torch.float32))
+    return task.score(torch.tensor(worker.sum(*sums.tolist()), dtype=torch.float32))
 
 
 def digest(model: nn.Module) -> str:
@@ -40,9 +40,9 @@ def digest(model: nn.Module) -> str:
     return sha.hexdigest()
 
 
-def replicas_identical(mine: str, place: Place) -> bool:
+def replicas_identical(mine: str, worker: Worker) -> bool:
     """Whether every rank has the digest `mine` (collective)."""
     flat = torch.tensor(list(bytes.fromhex(mine)), dtype=torch.uint8)
-    all_ranks = [torch.empty_like(flat) for _ in range(place.world)]
-    dist.all_gather(all_ranks, flat, group=place.control)
+    all_ranks = [torch.empty_like(flat) for _ in range(worker.world)]
+    dist.all_gather(all_ranks, flat, group=worker.control)
     return all(bool((other == flat).all()) for other in all_ranks)

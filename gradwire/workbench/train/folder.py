@@ -16,7 +16,7 @@ import torch
 from gradwire.errors import ConfigError, StateError, one_line
 from gradwire.version import __version__
 from gradwire.workbench.train.options import Options
-from gradwire.workbench.train.saved import from_dict
+from gradwire.workbench.train.saved import options_from_dict
 
 CONFIG, METRICS, RESULT = "config.json", "metrics.jsonl", "result.json"
 REPORT, CHECKPOINT, TENSORBOARD = "report.html", "checkpoint", "tensorboard"
@@ -91,7 +91,7 @@ def read_config(folder: Path) -> Options:
     if not isinstance(content, dict) or not isinstance(content.get("options"), dict):
         raise StateError(f"{folder / CONFIG} holds no options.")
     try:
-        return from_dict(content["options"])
+        return options_from_dict(content["options"])
     except ConfigError as error:
         raise ConfigError(f"{folder / CONFIG}: {error}") from error
 

@@ -19,9 +19,9 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from gradwire.errors import ExchangeError, GradwireError
 from gradwire.workbench.lab.lab import check_memory
-from gradwire.workbench.train.place import (
+from gradwire.workbench.train.worker import (
     STOP_SIGNALS,
-    Place,
+    Worker,
     device_of,
     joined,
     leave,
@@ -51,40 +51,40 @@ def launch(
     ends them all when one fails or `timeout` seconds have passed.
     """
     if under_torchrun():
-        return _as_rank(work, args, device, timeout)
+        return _run_as_rank(work, args, device, timeout)
     check_memory(workers, name="workers")
-    spawn = torch.multiprocessing.get_context("spawn")
-    flag = spawn.RawValue("b", 0)
+    spawning = torch.multiprocessing.get_context("spawn")
+    flag = spawning.RawValue("b", 0)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     rest = (workers, device, store.port, flag, os.getpid(), timeout)
-    crew: list[Worker] = []
+    handles: list[_Handle] = []
     with _signals_set(flag):
         try:
             with _signals_blocked():
                 for rank in range(workers):
-                    crew.append(_start(spawn, (work, args, rank, *rest)))
-            return _collect(crew, timeout)
+                    handles.append(_start_worker(spawning, (work, args, rank, *rest)))
+            return _collect(handles, timeout)
         finally:
-            for worker in crew:
-                worker.process.kill()
-                worker.process.join()
+            for handle in handles:
+                handle.process.kill()
+                handle.process.join()
 
 
 @dataclass
-class Worker:
+class _Handle:
     """A process of ours and the end of the pipe on which it answers."""
 
     process: Any
     pipe: Any
 
 
-def _start(spawn: Any, task: tuple[Any, ...]) -> Worker:
+def _start_worker(spawning: Any, task: tuple[Any, ...]) -> _Handle:
     """A running worker."""
-    ours, theirs = spawn.Pipe(duplex=False)
-    process = spawn.Process(target=_own_worker, args=(theirs, *task), daemon=True)
+    ours, theirs = spawning.Pipe(duplex=False)
+    process = spawning.Process(target=_run_own_worker, args=(theirs, *task), daemon=True)
     process.start()
     theirs.close()  # or its end would not show when the worker dies
-    return Worker(process, ours)
+    return _Handle(process, ours)
 
 
 @contextmanager
@@ -121,12 +121,12 @@ def _signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
-def _collect(crew: list[Worker], timeout: float | None) -> Any:
+def _collect(handles: list[_Handle], timeout: float | None) -> Any:
     """Rank 0's result once every worker has ended well; the first cause of a failure otherwise."""
     deadline = time.monotonic() + (timeout or math.inf)
-    waiting = {worker.pipe: rank for rank, worker in enumerate(crew)}
+    waiting = {handle.pipe: rank for rank, handle in enumerate(handles)}
     results: dict[int, Any] = {}
-    failures: list[Failure] = []
+    failures: list[_Failure] = []
     while waiting:
         left = GRACE if failures else max(0.0, deadline - time.monotonic())
         ready = multiprocessing.connection.wait(list(waiting), None if left == math.inf else left)
@@ -134,21 +134,21 @@ def _collect(crew: list[Worker], timeout: float | None) -> Any:
             break
         for pipe in ready:
             rank = waiting.pop(pipe)
-            answer = _receive(crew[rank], rank)
-            if isinstance(answer, Failure):
+            answer = _receive(handles[rank], rank)
+            if isinstance(answer, _Failure):
                 failures.append(answer)
             results[rank] = answer
     if failures:
         raise min(failures, key=lambda failure: (failure.blame, failure.at)).error
     if waiting:
         raise WorkerError(f"the workers did not answer within {timeout:g} s.")
-    for worker in crew:
-        worker.process.join(10)
+    for handle in handles:
+        handle.process.join(10)
     return results[0]
 
 
 @dataclass(frozen=True)
-class Failure:
+class _Failure:
     """Why a worker failed. One that dies takes its peers with it: the lowest `blame` that came
     first is the cause (0 a user's mistake, 1 a silent death, 2 any other exception, 3 that a peer
     is gone)."""
@@ -158,23 +158,23 @@ class Failure:
     at: float = 0.0
 
 
-def _receive(worker: Worker, rank: int) -> Any:
+def _receive(handle: _Handle, rank: int) -> Any:
     """What the worker returned, or its Failure."""
     try:
-        done, value = worker.pipe.recv()
+        done, value = handle.pipe.recv()
     except EOFError:
-        worker.process.join(1)
-        ending = _ending(worker.process.exitcode)
-        return Failure(WorkerError(f"worker {rank} {ending}."), blame=1)
+        handle.process.join(1)
+        ending = _describe_ending(handle.process.exitcode)
+        return _Failure(WorkerError(f"worker {rank} {ending}."), blame=1)
     if done:
         return value
     kind, message, trace, at = value
     if kind is None:
-        return Failure(WorkerError(f"worker {rank} failed.\n{trace}"), blame=2, at=at)
-    return Failure(kind(message), blame=3 if issubclass(kind, ExchangeError) else 0, at=at)
+        return _Failure(WorkerError(f"worker {rank} failed.\n{trace}"), blame=2, at=at)
+    return _Failure(kind(message), blame=3 if issubclass(kind, ExchangeError) else 0, at=at)
 
 
-def _ending(code: int | None) -> str:
+def _describe_ending(code: int | None) -> str:
     """How a process ended that did not say so itself."""
     if code == -signal.SIGKILL:
         return "was killed, perhaps for want of memory"
@@ -183,13 +183,13 @@ def _ending(code: int | None) -> str:
     return f"ended with exit code {code}"
 
 
-def _answer(pipe: Any, done: bool, value: Any) -> None:
+def _send_answer(pipe: Any, done: bool, value: Any) -> None:
     """Tells the parent, unless it is gone."""
     with suppress(BrokenPipeError):
         pipe.send((done, value))
 
 
-def _own_worker(
+def _run_own_worker(
     pipe: Any,
     work: Work,
     args: tuple[Any, ...],
@@ -202,7 +202,7 @@ def _own_worker(
     timeout: float | None,
 ) -> None:
     """One of our own workers, from start to end."""
-    threading.Thread(target=_follow, args=(parent,), daemon=True).start()
+    threading.Thread(target=_exit_after_parent, args=(parent,), daemon=True).start()
     try:
         share_cores(world)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback())
@@ -212,20 +212,20 @@ def _own_worker(
             orphaned = os.getppid() != parent
             return bool(flag.value) or orphaned
 
-        place = Place(rank, world, rank, device, stop_asked, own_workers=True)
+        worker = Worker(rank, world, rank, device, stop_asked, own_workers=True)
         store = TCPStore("127.0.0.1", port, is_master=False)
-        with joined(place, store, timeout or 1800.0):
-            result = work(place, *args)
-        _answer(pipe, True, result if rank == 0 else None)
+        with joined(worker, store, timeout or 1800.0):
+            result = work(worker, *args)
+        _send_answer(pipe, True, result if rank == 0 else None)
     except BaseException as error:
         known = type(error) if isinstance(error, GradwireError) else None
-        _answer(pipe, False, (known, str(error), traceback.format_exc(), time.monotonic()))
+        _send_answer(pipe, False, (known, str(error), traceback.format_exc(), time.monotonic()))
         sys.stdout.flush()
         # Leaving the usual way would wait for peers that are not coming.
         os._exit(1)
 
 
-def _follow(parent: int) -> None:
+def _exit_after_parent(parent: int) -> None:
     """End this process some time after its parent: one that waits for peers would not notice."""
     while os.getppid() == parent:
         time.sleep(1)
@@ -233,7 +233,7 @@ def _follow(parent: int) -> None:
     os._exit(1)
 
 
-def _as_rank(work: Work, args: tuple[Any, ...], device: str, timeout: float | None) -> Any:
+def _run_as_rank(work: Work, args: tuple[Any, ...], device: str, timeout: float | None) -> Any:
     """The same for a rank of torchrun, whose signals come to the rank itself."""
     asked: list[int] = []
     for number in STOP_SIGNALS:
@@ -241,11 +241,11 @@ def _as_rank(work: Work, args: tuple[Any, ...], device: str, timeout: float | No
     rank, world, local = (int(os.environ[k]) for k in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     local_world = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     share_cores(local_world)
-    where = device_of(device, local, local_world, own=False)
-    place = Place(rank, world, local, where, lambda: bool(asked), own_workers=False)
+    on_device = device_of(device, local, local_world, own=False)
+    worker = Worker(rank, world, local, on_device, lambda: bool(asked), own_workers=False)
     try:
-        with joined(place, timeout=timeout or 1800.0):
-            return work(place, *args)
+        with joined(worker, timeout=timeout or 1800.0):
+            return work(worker, *args)
     except GradwireError as error:
         # Every rank is refused alike; groups that are left behind make a noise at exit. To end them
         # when a peer is gone could mean to wait for it.

@@ -22,13 +22,12 @@ from gradwire.workbench.train.flag import (
     TRAINING,
     WORKERS,
     Flag,
-    current_names,
     shown,
 )
-from gradwire.workbench.train.rates import cosine
-from gradwire.workbench.train.task import TASKS, Task
+from gradwire.workbench.train.task import TASKS, TrainTask
 
 _OPTIMIZERS = ("sgd", "adamw")
+_WARM_UP = 0.1
 NONE = Recipe("", {})
 _UNION = RECIPES["plain-union"]
 
@@ -239,7 +238,7 @@ class Options:
         if self.device not in ("cpu", "cuda"):
             raise unknown("device", self.device, ("cpu", "cuda"))
         for name in self.compare:
-            self.against(name)
+            self.with_method(name)
 
     def config(self, epoch_steps: int = 1) -> Config:
         """How gradients are compressed and exchanged, for `gradwire.attach`."""
@@ -302,7 +301,7 @@ class Options:
         fused = self.device == "cuda"
         return AdamW(parameters, lr, betas, self.eps, decay, fused=fused)
 
-    def against(self, name: str) -> "Options":
+    def with_method(self, name: str) -> "Options":
         """The same run with another "method" or "method/exchange"."""
         other: dict[str, Any] = {"method": name, "exchange": "", "compare": ()}
         method, exchange = resolve_names(name)
@@ -334,7 +333,7 @@ class Options:
         return self.data in EMBEDDED
 
     @property
-    def task(self) -> Task:
+    def task(self) -> TrainTask:
         """What is learned."""
         return TASKS[models.model_spec(self.model).task]
 
@@ -362,7 +361,7 @@ class Options:
         """
         most = self.lr * self._recipe.lr_factor(self.momentum)
         if self.cosine:
-            return most * cosine(epoch / self.epochs)
+            return most * cosine_factor(epoch / self.epochs)
         return most * 0.1 ** sum(epoch >= drop for drop in self.lr_drop)
 
     def asdict(self) -> dict[str, Any]:
@@ -372,13 +371,12 @@ class Options:
         }
 
 
-def resolve(given: Mapping[str, Any], workers: int | None = None) -> Options:
+def resolve(choices: Mapping[str, Any], workers: int | None = None) -> Options:
     """`given`, completed by what its recipe and its model have; None stands for not given.
 
     `workers` are those that exist already (under torchrun); alone, one a GPU, or 2 on CPU.
     """
-    # The studies still say `method_options`.
-    chosen = {k: v for k, v in current_names(Options, given).items() if v is not None}
+    chosen = {k: v for k, v in choices.items() if v is not None}
     spec = models.model_spec(chosen.get("model", Options.model))
     chosen["device"] = pick_device(chosen.get("device", "auto"))
     gpus = torch.cuda.device_count() if chosen["device"] == "cuda" else 0
@@ -396,6 +394,17 @@ def resolve(given: Mapping[str, Any], workers: int | None = None) -> Options:
         usual |= recipe.fields_without(chosen)
         usual["momentum_correction"] = "momentum" in recipe.fields
     return Options(**(usual | chosen))
+
+
+def cosine_factor(done: float) -> float:
+    """Return the factor on the learning rate after the part `done` (0 to 1) of a run.
+
+    The factor rises over the first tenth of the run, then falls to 0 like a cosine.
+    """
+    if done < _WARM_UP:
+        # Not 0: the first step would do nothing.
+        return max(done / _WARM_UP, 0.01)
+    return 0.5 * (1 + math.cos(math.pi * (done - _WARM_UP) / (1 - _WARM_UP)))
 
 
 def pick_device(name: str) -> str:

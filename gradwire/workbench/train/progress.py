@@ -4,7 +4,7 @@ import sys
 from typing import Any, Protocol
 
 from gradwire.workbench.train.metrics import Record
-from gradwire.workbench.train.task import Task
+from gradwire.workbench.train.task import TrainTask
 
 
 class Progress(Protocol):
@@ -15,7 +15,7 @@ class Progress(Protocol):
     def close(self) -> None: ...
 
 
-def show(title: str, task: Task, steps: int, epochs: int, wanted: bool) -> Progress:
+def show(title: str, task: TrainTask, steps: int, epochs: int, wanted: bool) -> Progress:
     """A bar if this is a terminal and rich is installed, lines otherwise; nothing if not wanted."""
     if not wanted:
         return Silent()
@@ -38,7 +38,7 @@ class Silent:
 class Lines:
     """One line an epoch."""
 
-    def __init__(self, title: str, task: Task, steps: int, epochs: int) -> None:
+    def __init__(self, title: str, task: TrainTask, steps: int, epochs: int) -> None:
         self.title, self.task, self.steps, self.epochs = title, task, steps, epochs
 
     def step(self, step: int) -> None: ...
@@ -55,7 +55,7 @@ class Lines:
 class Bar:
     """A rich progress bar."""
 
-    def __init__(self, title: str, task: Task, steps: int) -> None:
+    def __init__(self, title: str, task: TrainTask, steps: int) -> None:
         from rich import progress
 
         self.bar = progress.Progress(
@@ -81,7 +81,7 @@ class Bar:
         self.bar.stop()
 
 
-def describe(record: Record, task: Task, score: float | None) -> str:
+def describe(record: Record, task: TrainTask, score: float | None) -> str:
     """The record and the last score in a few words."""
     words = [f"loss {record.loss:.4f}"]
     if score is not None:

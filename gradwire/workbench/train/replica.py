@@ -14,7 +14,7 @@ from gradwire.hashing import blake2b_seed
 from gradwire.workbench import models
 from gradwire.workbench.train import checkpoint
 from gradwire.workbench.train.options import Options
-from gradwire.workbench.train.place import Place
+from gradwire.workbench.train.worker import Worker
 
 
 class Replica:
@@ -28,18 +28,18 @@ class Replica:
         self,
         options: Options,
         network: Mapping[str, Any],
-        place: Place,
+        worker: Worker,
         folder: Path,
         saved: dict[str, Any] | None,
         epoch_steps: int,
     ) -> None:
         self.options = options
         torch.manual_seed(blake2b_seed(options.seed))
-        model = models.build(options.model, **network).to(place.device)
+        model = models.build(options.model, **network).to(worker.device)
         if saved is not None:
             with checkpoint.fitting(folder):
                 model.load_state_dict(saved["model"])
-        ids = [place.device.index] if place.device.type == "cuda" else None
+        ids = [worker.device.index] if worker.device.type == "cuda" else None
         self.ddp = DistributedDataParallel(model, device_ids=ids)
         self.optimizer = options.make_optimizer(self.ddp.parameters())
         self.wire = gradwire.attach(self.ddp, options.config(epoch_steps))

@@ -12,7 +12,7 @@ FREE = ("workers", "epochs", "data_dir")
 """What a resumed run may change; anything else would make it another run."""
 
 
-def from_dict(saved: Mapping[str, Any]) -> Options:
+def options_from_dict(saved: Mapping[str, Any]) -> Options:
     """Return the choices in a config.json."""
     saved = current_names(Options, saved)
     known = {f.name for f in dataclasses.fields(Options)}
@@ -41,10 +41,10 @@ def _fits(value: Any, hint: Any) -> bool:
     return isinstance(value, hint)
 
 
-def resume(saved: Options, given: Mapping[str, Any]) -> tuple[Options, list[str]]:
+def resume_options(saved: Options, choices: Mapping[str, Any]) -> tuple[Options, list[str]]:
     """The saved run's choices, with what may change changed, and a sentence on each change."""
     changes: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in choices.items():
         value = tuple(value) if isinstance(value, list) else value
         if value is None or value == getattr(saved, name) or (name, value) == ("device", "auto"):
             continue

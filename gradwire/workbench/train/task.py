@@ -11,7 +11,7 @@ Batch = Sequence[Tensor]
 
 
 @dataclass(frozen=True)
-class Task:
+class TrainTask:
     """A loss to train with, and a score to report.
 
     `count` gives (part, whole) of a test batch, float64; they are added over all batches, and
@@ -101,10 +101,10 @@ def edits(said: Sequence[int], wanted: Sequence[int]) -> int:
 
 
 TASKS = {
-    "classify": Task(
+    "classify": TrainTask(
         "test accuracy", "test_accuracy", _classify_loss, _right, _share, _percent, True
     ),
-    "language": Task(
+    "language": TrainTask(
         "test perplexity",
         "test_perplexity",
         _language_loss,
@@ -112,7 +112,7 @@ TASKS = {
         _perplexity,
         "{:.2f}".format,
     ),
-    "speech": Task(
+    "speech": TrainTask(
         "test letter error", "test_letter_error", _speech_loss, _misspelled, _share, _percent
     ),
 }

@@ -17,13 +17,13 @@ from gradwire.workbench.train.folder import RESULT, write_json
 from gradwire.workbench.train.gradients import record_gradient
 from gradwire.workbench.train.metrics import Metrics, Record
 from gradwire.workbench.train.options import Options
-from gradwire.workbench.train.place import Place
 from gradwire.workbench.train.progress import show
 from gradwire.workbench.train.replica import Replica
+from gradwire.workbench.train.worker import Worker
 
 
 @dataclass(frozen=True)
-class Sitting:
+class RunLimits:
     """How far to go this time; none of it changes what a step does."""
 
     max_steps: Annotated[
@@ -54,41 +54,41 @@ class Trainer:
     """Trains `options` in `folder`, from its checkpoint on if there is one (collective)."""
 
     def __init__(
-        self, options: Options, folder: Path, data: Data, place: Place, sitting: Sitting
+        self, options: Options, folder: Path, data: Data, worker: Worker, limits: RunLimits
     ) -> None:
         self.options, self.folder, self.data = options, folder, data
-        self.place, self.sitting = place, sitting
+        self.worker, self.limits = worker, limits
         self.task = options.task
-        self.shard = Shard(data.examples, options.batch, place.rank, place.world, options.seed)
-        saved = checkpoint.load(folder, place)
+        self.shard = Shard(data.examples, options.batch, worker.rank, worker.world, options.seed)
+        saved = checkpoint.load(folder, worker)
         network = {**options.size, **data.network}
-        self.replica = Replica(options, network, place, folder, saved, self.shard.steps)
+        self.replica = Replica(options, network, worker, folder, saved, self.shard.steps)
         self.position = self._start(saved)
         self.end = self._end()
-        self._loss = torch.zeros((), dtype=torch.float64, device=place.device)
-        if place.first:
+        self._loss = torch.zeros((), dtype=torch.float64, device=worker.device)
+        if worker.first:
             self._loss += self.position.loss_sum
             self.metrics = Metrics(folder, self.position.step, self.task.column)
         before = self.replica.wire.stats()
         self._before = (before.bytes_sent, before.bytes_dense)
         self._carried = (self.position.bytes_sent, self.position.bytes_dense)
-        shown = place.first and not sitting.quiet
+        shown = worker.first and not limits.quiet
         self.progress = show(options.title, self.task, self.end, options.epochs, shown)
 
     def _start(self, saved: dict[str, Any] | None) -> Position:
         """Where to begin."""
         if saved is None:
-            return Position(workers=self.place.world)
+            return Position(workers=self.worker.world)
         with checkpoint.fitting(self.folder):
             position = Position(**saved["position"])
-        return position.with_workers(self.place.world, self.shard.steps)
+        return position.with_workers(self.worker.world, self.shard.steps)
 
     def _end(self) -> int:
         """The step at which this sitting ends."""
         position = self.position
         left = (self.options.epochs - position.epoch) * self.shard.steps - position.offset
         end = position.step + max(0, left)
-        return end if self.sitting.max_steps is None else min(end, self.sitting.max_steps)
+        return end if self.limits.max_steps is None else min(end, self.limits.max_steps)
 
     def run(self) -> dict[str, Any]:
         """Trains, and returns what it writes to result.json; `stopped` if a signal ended it."""
@@ -97,7 +97,7 @@ class Trainer:
         while not stopped and self.position.step < self.end:
             stopped = self._epoch()
         result = self._result(stopped)
-        if self.place.first:
+        if self.worker.first:
             write_json(self.folder / RESULT, result)
             self.metrics.close()
         self.progress.close()
@@ -106,11 +106,11 @@ class Trainer:
 
     def _epoch(self) -> bool:
         """Trains to the end of the epoch or of the sitting; True if a rank was asked to stop."""
-        position, every = self.position, self.sitting.checkpoint_every
+        position, every = self.position, self.limits.checkpoint_every
         for indices in self.shard.batches(position.epoch, position.offset):
             self._step(indices)
             self._record_gradient()
-            stop = self.place.agreed_to_stop()
+            stop = self.worker.agreed_to_stop()
             ends = position.offset == self.shard.steps
             last = position.step >= self.end
             if ends:
@@ -131,7 +131,7 @@ class Trainer:
     def _step(self, indices: torch.Tensor) -> None:
         """One step. Whatever is random in it depends on its own seed only, so none is saved."""
         position = self.position
-        seed = blake2b_seed(self.options.seed, position.epoch, position.offset, self.place.rank)
+        seed = blake2b_seed(self.options.seed, position.epoch, position.offset, self.worker.rank)
         torch.manual_seed(seed)
         self.replica.set_lr(self.options.lr_at(position.epoch + position.offset / self.shard.steps))
         self._loss += self.replica.step(self.data.training_batch(indices, seed))
@@ -142,8 +142,8 @@ class Trainer:
 
     def _record_gradient(self) -> None:
         """Writes what the first rank chose from, if it is time to; takes no training time."""
-        every, step = self.sitting.record_gradients, self.position.step
-        if every and step % every == 0 and self.place.first:
+        every, step = self.limits.record_gradients, self.position.step
+        if every and step % every == 0 and self.worker.first:
             self._lap()
             record_gradient(self.folder, step, self.replica.wire)
             self._since = time.perf_counter()
@@ -152,14 +152,14 @@ class Trainer:
         """Evaluates, records, and moves on to the next epoch."""
         position = self.position
         self._lap()
-        position.score = score(self.replica.module, self.task, self.data, self.place)
+        position.score = score(self.replica.module, self.task, self.data, self.worker)
         self._since = time.perf_counter()
         position.epoch, position.offset = position.epoch + 1, 0
         self._record(position.score)
 
     def _record(self, score: float | None) -> None:
         """Writes a line of metrics (collective)."""
-        position, world = self.position, self.place.world
+        position, world = self.position, self.worker.world
         density, norm = self._tally()
         record = Record(
             step=position.step,
@@ -175,7 +175,7 @@ class Trainer:
         )
         self._loss.zero_()
         position.loss_sum, position.loss_steps = 0.0, 0
-        if self.place.first:
+        if self.worker.first:
             self.metrics.write(record)
         self.progress.record(record)
 
@@ -183,7 +183,7 @@ class Trainer:
         """Brings the position's sums up to date (collective); the sums of density and norm."""
         self._lap()
         stats = self.replica.wire.stats()
-        loss, sent, dense, density, norm = self.place.sum(
+        loss, sent, dense, density, norm = self.worker.sum(
             float(self._loss),
             stats.bytes_sent - self._before[0],
             stats.bytes_dense - self._before[1],
@@ -197,8 +197,8 @@ class Trainer:
 
     def _lap(self) -> None:
         """Adds the time since the last lap to the position; waits for the device."""
-        if self.place.device.type == "cuda":
-            torch.cuda.synchronize(self.place.device)
+        if self.worker.device.type == "cuda":
+            torch.cuda.synchronize(self.worker.device)
         now = time.perf_counter()
         self.position.seconds += now - self._since
         self._since = now
@@ -206,14 +206,14 @@ class Trainer:
     def _checkpoint(self) -> None:
         """Saves everything (collective)."""
         self._tally()
-        checkpoint.save(self.folder, self.place, self.position, self.replica)
+        checkpoint.save(self.folder, self.worker, self.position, self.replica)
         self._since = time.perf_counter()
 
     def _result(self, stopped: bool) -> dict[str, Any]:
         """The run in numbers (collective)."""
         position, mine = self.position, digest(self.replica.module)
-        same = replicas_identical(mine, self.place)
-        last = self.metrics.last if self.place.first else {}
+        same = replicas_identical(mine, self.worker)
+        last = self.metrics.last if self.worker.first else {}
         return {
             "title": self.options.title,
             "complete": position.epoch >= self.options.epochs,

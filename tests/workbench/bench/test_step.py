@@ -19,7 +19,7 @@ from gradwire.workbench.bench.step import _affordable_steps, measure_steps
 from gradwire.workbench.bench.step_row import Series
 from gradwire.workbench.bench.trace import COMPUTE, Span, chrome_trace, trace_file_stem
 from gradwire.workbench.bench.watchdog import Watchdog
-from gradwire.workbench.train.place import Place
+from gradwire.workbench.train.worker import Worker
 
 CPU = torch.device("cpu")
 NAMES = ("noop", "barrier", "dense", "bf16", "powersgd-1", "topk", "topk/union:bundle_mb=0.16")
@@ -96,9 +96,9 @@ def test_laps_leave_the_first_step_out():
 
 
 def rows_on_a_rank(rank, job):
-    place = Place(rank, dist.get_world_size(), 0, CPU, lambda: False, own_workers=False)
-    place.control = dist.group.WORLD
-    return measure_steps(place, job, Watchdog(100.0, print))
+    worker = Worker(rank, dist.get_world_size(), 0, CPU, lambda: False, own_workers=False)
+    worker.control = dist.group.WORLD
+    return measure_steps(worker, job, Watchdog(100.0, print))
 
 
 @pytest.fixture(scope="module")

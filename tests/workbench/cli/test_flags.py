@@ -1,4 +1,4 @@
-"""A flag is written once: its name, default and help are those of Config, Options and Sitting."""
+"""A flag is written once: its name, default and help are those of Config, Options and RunLimits."""
 
 import dataclasses
 import shlex
@@ -16,7 +16,7 @@ from gradwire.workbench import cli
 from gradwire.workbench.cli import train as train_command
 from gradwire.workbench.cli.app import app
 from gradwire.workbench.cli.flags import config_help, config_options, long_name
-from gradwire.workbench.train import Options, Sitting
+from gradwire.workbench.train import Options, RunLimits
 from gradwire.workbench.train.flag import PANELS, flag_fields, shown
 from gradwire.workbench.train.options import resolve
 
@@ -59,7 +59,7 @@ def trained(monkeypatch, capsys):
 
     def run(line):
         plans = []
-        monkeypatch.setattr(train_command, "conduct", lambda job: plans.append(job) or 0)
+        monkeypatch.setattr(train_command, "train_and_report", lambda job: plans.append(job) or 0)
         monkeypatch.setattr(sys, "argv", ["gradwire", "train", *shlex.split(line)])
         with pytest.raises(SystemExit) as end:
             cli.main()
@@ -88,7 +88,7 @@ def test_train_has_the_defaults_of_config(trained):
     assert f"Default: {shown(Config.density)}." in flags_of("train")["--density"].help
 
 
-@pytest.mark.parametrize("group", [Options, Sitting])
+@pytest.mark.parametrize("group", [Options, RunLimits])
 def test_every_option_of_a_run_is_a_flag(group):
     fields = [field.name for field in dataclasses.fields(group)]
     assert list(flag_fields(group)) == fields
@@ -163,5 +163,5 @@ def test_values_have_the_types_of_the_fields(trained, tmp_path, monkeypatch):
     assert options.data_dir == str(tmp_path / "data")
     assert (options.lr_drop, options.warmup) == ((3, 8), (0.5, 0.25))
     assert (options.masking, options.compare) == (False, ("dense", "randk"))
-    assert job.sitting == Sitting(max_steps=5, quiet=True)
+    assert job.limits == RunLimits(max_steps=5, quiet=True)
     assert resolve(options.asdict()).density == Config.density

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from gradwire.errors import ConfigError
 from gradwire.workbench.cli import ranks as command
 from gradwire.workbench.lab.links import Links
-from gradwire.workbench.train.place import Place
+from gradwire.workbench.train.worker import Worker
 
 USUAL = ("topk", 0.01, ())
 
@@ -37,8 +37,8 @@ def compared(rank, odd):
             method = ("topkk", 0.02, ())
         control = dist.new_group(backend="gloo")
         os.environ["GLOO_SOCKET_IFNAME"] = f"eth{rank}"  # may differ
-        place = Place(rank, 3, rank, torch.device("cpu"), lambda: False, False, control)
-        return command._compare(place, method), said
+        worker = Worker(rank, 3, rank, torch.device("cpu"), lambda: False, False, control)
+        return command._compare(worker, method), said
     finally:
         command.say, command.slow_words = saved
         command.__version__ = version
@@ -133,12 +133,12 @@ def test_without_torchrun_it_says_how_to_start_it(monkeypatch):
 
 
 def test_ranks_that_do_not_come_are_one_line_within_the_time():
-    place = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    worker = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     code = "from gradwire.workbench.cli import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", code, "doctor", "--ranks", "--timeout", "1"],
         capture_output=True, text=True, timeout=120,
-        env=os.environ | place | {"MASTER_PORT": "0"},
+        env=os.environ | worker | {"MASTER_PORT": "0"},
     )  # fmt: skip
     assert done.returncode == 2
     assert "error: the ranks do not reach each other within 1 s (" in done.stderr

@@ -11,7 +11,7 @@ def write_run(folder, epochs=3, accuracy=0.96, done=None, **given):
     options = resolve({"epochs": epochs, "workers": 4, "density": 0.01} | given)
     _write(folder, options, accuracy, epochs if done is None else done)
     for name in options.compare:
-        _write(compare_folder(folder, name), options.against(name), accuracy + 0.003, epochs)
+        _write(compare_folder(folder, name), options.with_method(name), accuracy + 0.003, epochs)
     return folder
 
 

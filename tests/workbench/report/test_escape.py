@@ -55,12 +55,12 @@ def safe(text, times):
 
 
 def test_a_run(tmp_path):
-    folder = write_run(tmp_path / "run", keep_dense=[BAD], data_dir=BAD, data="digits")
+    folder = write_run(tmp_path / "run", dense=[BAD], data_dir=BAD, data="digits")
     content = json.loads((folder / CONFIG).read_text())
     content |= {"command": BAD, "machine": {BAD: BAD, "cores": 2, "odd": "\ud800"}}
     (folder / CONFIG).write_text(json.dumps(content))
     text = write_report(folder).read_text()
-    # data_dir, keep_dense, the command, the machine's key and value
+    # data_dir, dense, the command, the machine's key and value
     safe(text, 5)
 
 

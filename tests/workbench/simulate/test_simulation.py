@@ -7,15 +7,15 @@ from gradwire.workbench import data, models
 from gradwire.workbench.simulate.simulation import Simulation
 from gradwire.workbench.train.evaluate import digest
 from gradwire.workbench.train.options import resolve
-from gradwire.workbench.train.trainer import Sitting, Trainer
+from gradwire.workbench.train.trainer import RunLimits, Trainer
 from tests.workbench.train.jobs import pooled
 
 STEPS = 20
 
 
 def options(**more):
-    given = {"model": "lenet5", "workers": 4, "batch": 4, "density": 0.01, "device": "cpu"}
-    return resolve(given | {"lr": 0.05, "momentum": 0.9} | more)
+    choices = {"model": "lenet5", "workers": 4, "batch": 4, "density": 0.01, "device": "cpu"}
+    return resolve(choices | {"lr": 0.05, "momentum": 0.9} | more)
 
 
 @cache
@@ -23,8 +23,8 @@ def load(run):
     return data.load_dataset(run.data, None, models.model_spec(run.model).shape)
 
 
-def real_ranks(place, run, folder):
-    trainer = Trainer(run, folder, load(run), place, Sitting(max_steps=STEPS, quiet=True))
+def real_ranks(worker, run, folder):
+    trainer = Trainer(run, folder, load(run), worker, RunLimits(max_steps=STEPS, quiet=True))
     return trainer.run()["parameters_sha256"]
 
 

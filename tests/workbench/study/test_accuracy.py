@@ -10,8 +10,7 @@ from gradwire.recipes import RECIPES
 from gradwire.workbench.study import accuracy
 from gradwire.workbench.study.accuracy_page import page, upper_limit
 from gradwire.workbench.study.study import Settings
-from gradwire.workbench.train.options import resolve
-from gradwire.workbench.train.rates import cosine
+from gradwire.workbench.train.options import cosine_factor, resolve
 
 SMALL = Settings(small=True)
 
@@ -191,7 +190,9 @@ def test_what_waits_follows_the_learning_rate(monkeypatch):
     monkeypatch.setitem(accuracy.SMALL, "batch", 500)
     rows = accuracy.measure(SMALL, {"recipe": "plain-follow", "seed": 1, "epochs": 2})
     steps = int(rows[-1]["steps"])
-    assert rates == [accuracy.SMALL["lr"] * 15 * cosine(step / steps) for step in range(steps)]
+    assert rates == [
+        accuracy.SMALL["lr"] * 15 * cosine_factor(step / steps) for step in range(steps)
+    ]
 
 
 def test_twice_as_long_is_within_the_entries_of_dense(monkeypatch):

@@ -11,13 +11,13 @@ import pytest
 
 from gradwire.errors import ConfigError, StateError
 from gradwire.workbench import cli
-from gradwire.workbench.train import Plan, Sitting, beginning, train
+from gradwire.workbench.train import RunLimits, TrainJob, beginning, train
 from gradwire.workbench.train.folder import open_new, read_json, write_config
 from gradwire.workbench.train.metrics import read_records
 from tests.workbench.data.files import write_mnist
 from tests.workbench.train import jobs
 
-QUIET = Sitting(quiet=True)
+QUIET = RunLimits(quiet=True)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def begun(ranks, files, tmp_path_factory):
     folder = tmp_path_factory.mktemp("begun") / "run"
     run = jobs.options(files, epochs=1)
     write_config(folder, run)
-    ranks.run(2, jobs.own, jobs.train, run, folder, Sitting(max_steps=3, quiet=True))
+    ranks.run(2, jobs.own, jobs.train, run, folder, RunLimits(max_steps=3, quiet=True))
     return folder
 
 
@@ -52,15 +52,15 @@ def content(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def resume(folder, **given):
-    return train(Plan.resume(folder, given, sitting=QUIET))
+def resume(folder, **choices):
+    return train(TrainJob.resume(folder, choices, limits=QUIET))
 
 
-def refused(folder, **given):
+def refused(folder, **choices):
     """What is said; nothing is changed, and no lock stays."""
     before = content(folder)
     with pytest.raises(StateError) as caught:
-        resume(folder, **given)
+        resume(folder, **choices)
     assert content(folder) == before
     return str(caught.value)
 
@@ -179,7 +179,7 @@ def test_the_trace_alone_is_a_run_and_goes_with_it(tmp_path):
 
 
 def test_torchruns_ranks_are_all_refused(ranks, copy):
-    job = Plan.resume(copy, {}, sitting=QUIET)
+    job = TrainJob.resume(copy, {}, limits=QUIET)
     for take, words in ((take_trainer, "trainer.pt is missing"), (take_all, "checkpoint is mis")):
         take(copy)
         for said in ranks.run(2, jobs.pooled, jobs.refusal, job):
@@ -188,7 +188,7 @@ def test_torchruns_ranks_are_all_refused(ranks, copy):
 
 
 def test_torchruns_first_rank_holds_the_lock_to_the_end(ranks, copy):
-    job = Plan.resume(copy, {}, sitting=QUIET)
+    job = TrainJob.resume(copy, {}, limits=QUIET)
     for pid, folder, found, outcome in ranks.run(2, jobs.pooled, jobs.seen_lock, job):
         assert [line["pid"] for line in found] == [pid]
         assert folder == str(copy)
@@ -201,9 +201,9 @@ def test_torchruns_first_rank_holds_the_lock_to_the_end(ranks, copy):
 
 def test_a_failure_before_the_first_step_leaves_neither_lock_nor_folder(files, tmp_path):
     out = tmp_path / "run"
-    given = jobs.options(files).asdict() | {"data_dir": str(tmp_path)}
+    choices = jobs.options(files).asdict() | {"data_dir": str(tmp_path)}
     with pytest.raises(Exception, match=str(tmp_path)):
-        train(Plan.new(given, out, sitting=QUIET))
+        train(TrainJob.new(choices, out, limits=QUIET))
     assert not out.exists()
 
 
@@ -219,9 +219,9 @@ def test_a_second_run_is_refused_until_the_first_is_dead(
     files, tmp_path, on_the_pool, monkeypatch, capsys
 ):
     out = tmp_path / "run"
-    given = ("--data-dir", str(files), "--out", str(out), "--device", "cpu", "--workers", "2")
-    given = (*given, "--batch", "8", "--log-every", "3", "--quiet")
-    command = [sys.executable, "-m", "gradwire", "train", *given, "--epochs", "100000"]
+    choices = ("--data-dir", str(files), "--out", str(out), "--device", "cpu", "--workers", "2")
+    choices = (*choices, "--batch", "8", "--log-every", "3", "--quiet")
+    command = [sys.executable, "-m", "gradwire", "train", *choices, "--epochs", "100000"]
     first = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         until(lambda: (out / "saved.json").exists())
@@ -229,7 +229,7 @@ def test_a_second_run_is_refused_until_the_first_is_dead(
         assert pids[0] == first.pid
         assert len(pids) == 2
         before = (out / "config.json").read_bytes()
-        for args in (("--resume", out), (*given, "--overwrite"), given):
+        for args in (("--resume", out), (*choices, "--overwrite"), choices):
             code, said = main(monkeypatch, capsys, *args)
             assert code == 2
             assert said.startswith(f"error: {out} is in use by a run, pid {first.pid} on host ")

@@ -81,10 +81,10 @@ def test_every_rank_hears_of_it(ranks, tmp_path):
 
 def run_again(rank, folder):
     """What a run of another model says to a checkpoint that is whole."""
-    place, said = jobs.place_of(rank), []
+    worker, said = jobs.place_of(rank), []
     for model in ("fnn3", "lenet5"):
         try:
-            jobs.train(place, jobs.options(None, model=model, workers=1), folder)
+            jobs.train(worker, jobs.options(None, model=model, workers=1), folder)
         except StateError as error:
             said.append(str(error))
     return said

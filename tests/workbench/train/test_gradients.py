@@ -11,7 +11,7 @@ import gradwire
 from gradwire.accumulate.bundle import Bundle
 from gradwire.types import Slot
 from gradwire.workbench.bench.data import read_gradient
-from gradwire.workbench.train import Sitting
+from gradwire.workbench.train import RunLimits
 from gradwire.workbench.train.folder import GRADIENTS, open_new, write_config
 from gradwire.workbench.train.gradients import record_gradient
 from tests.workbench.data.files import write_mnist
@@ -21,8 +21,8 @@ from tests.workbench.train import jobs
 def test_every_so_many_steps_a_file(ranks, tmp_path):
     run = jobs.options(write_mnist(tmp_path, train=40, test=10), workers=1, density=0.01)
     write_config(tmp_path / "run", run)
-    sitting = Sitting(max_steps=5, record_gradients=2, quiet=True)
-    (result,) = ranks.run(1, jobs.pooled, jobs.train, run, tmp_path / "run", sitting)
+    limits = RunLimits(max_steps=5, record_gradients=2, quiet=True)
+    (result,) = ranks.run(1, jobs.pooled, jobs.train, run, tmp_path / "run", limits)
     files = sorted((tmp_path / "run" / GRADIENTS).iterdir())
     assert [file.name for file in files] == ["step-000002.npy", "step-000004.npy"]
     for file in files:

@@ -4,7 +4,7 @@ import torch
 from gradwire.errors import ConfigError
 from gradwire.workbench.models import model_spec
 from gradwire.workbench.train.options import resolve
-from gradwire.workbench.train.saved import from_dict, resume
+from gradwire.workbench.train.saved import options_from_dict, resume_options
 
 
 def test_the_model_brings_its_recipe():
@@ -35,7 +35,7 @@ def test_a_method_may_name_its_exchange():
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("choices", "words"),
     [
         ({"model": "resnet2"}, "Did you mean 'resnet20'"),
         ({"method": "topq"}, "Did you mean 'topk'"),
@@ -65,13 +65,13 @@ def test_a_method_may_name_its_exchange():
         ({"compare": ("dens",)}, "Did you mean 'dense'"),
     ],
 )
-def test_what_cannot_work_is_refused_by_name(given, words):
+def test_what_cannot_work_is_refused_by_name(choices, words):
     with pytest.raises(ConfigError, match=words):
-        resolve(given)
+        resolve(choices)
 
 
 @pytest.mark.parametrize(
-    ("given", "kind", "values"),
+    ("choices", "kind", "values"),
     [
         ({}, "SGD", {"momentum": 0.9, "nesterov": False}),
         (
@@ -90,9 +90,9 @@ def test_what_cannot_work_is_refused_by_name(given, words):
         ({"model": "gpt-nano", "momentum_correction": True}, "AdamW", {"betas": (0.0, 0.99)}),
     ],
 )
-def test_the_optimiser(given, kind, values):
+def test_the_optimiser(choices, kind, values):
     """Momentum correction takes the place of the optimiser's momentum, and SGD's decays with it."""
-    made = resolve(given | {"lr": 0.5, "weight_decay": 0.1}).make_optimizer([torch.zeros(1)])
+    made = resolve(choices | {"lr": 0.5, "weight_decay": 0.1}).make_optimizer([torch.zeros(1)])
     assert type(made).__name__ == kind
     for name, value in ({"lr": 0.5, "weight_decay": 0.1} | values).items():
         assert made.defaults[name] == pytest.approx(value)
@@ -106,14 +106,14 @@ def test_torchruns_ranks_are_the_workers():
 
 def test_json_round_trip():
     options = resolve({"compare": ("dense",), "warmup": (0.25, 0.1), "warmup_steps": 3})
-    assert from_dict(options.asdict()) == options
+    assert options_from_dict(options.asdict()) == options
     with pytest.raises(ConfigError, match="another version: it has the option 'colour'"):
-        from_dict(options.asdict() | {"colour": 1})
+        options_from_dict(options.asdict() | {"colour": 1})
 
 
 def test_a_resumed_run_keeps_its_choices():
     saved = resolve({"density": 0.02, "workers": 2})
-    same, notes = resume(saved, {"density": 0.02, "workers": None, "device": "auto"})
+    same, notes = resume_options(saved, {"density": 0.02, "workers": None, "device": "auto"})
     assert (same, notes) == (saved, [])
 
 
@@ -121,20 +121,20 @@ def test_a_resumed_run_keeps_its_choices():
 def test_a_resumed_run_refuses_other_choices_by_name(change):
     (name,) = change
     with pytest.raises(ConfigError, match=f"has {name} = .*start a new run"):
-        resume(resolve({}), change)
+        resume_options(resolve({}), change)
 
 
 def test_a_resumed_run_may_have_other_workers_and_more_epochs_and_says_so():
-    changed, notes = resume(resolve({"workers": 2}), {"workers": 4, "epochs": 99})
+    changed, notes = resume_options(resolve({"workers": 2}), {"workers": 4, "epochs": 99})
     assert (changed.workers, changed.epochs) == (4, 99)
     assert notes[0] == "workers was 2, is now 4"
 
 
 def test_a_comparison_differs_in_nothing_but_the_method():
     options = resolve({"density": 0.02, "values": "bf16", "dense_steps": 5, "seed": 4})
-    other = options.against("randk")
+    other = options.with_method("randk")
     assert (other.method, other.density, other.values) == ("randk", 0.02, "bf16")
-    dense = options.against("dense")
+    dense = options.with_method("dense")
     assert (dense.method, dense.exchange, dense.values) == ("dense", "dense", "fp32")
     assert (dense.seed, dense.lr, dense.batch) == (4, options.lr, options.batch)
 
@@ -143,23 +143,23 @@ def test_a_comparison_keeps_the_options_that_the_other_has():
     texts = ("rows=3", "ratio=5")
     options = resolve({"method": "topk/gs-sgd", "options": texts})
     assert options.config().exchange_options == {"rows": 3, "ratio": 5.0}
-    assert options.against("topk/sketched").options == texts
-    assert options.against("topk/oktopk").options == ()
-    assert options.against("topk").options == ()
-    assert options.against("dense").options == ()
+    assert options.with_method("topk/sketched").options == texts
+    assert options.with_method("topk/oktopk").options == ()
+    assert options.with_method("topk").options == ()
+    assert options.with_method("dense").options == ()
 
 
 def test_momentum_is_in_sgd_or_in_the_gradients():
     plain = resolve({"momentum": 0.8, "nesterov": True})
     assert (plain.config().momentum, plain.config().nesterov) == (0.0, False)
     assert _momentum(plain) == (0.8, True)
-    given = {"momentum": 0.8, "nesterov": True, "momentum_correction": True, "local_clip": 2.0}
-    ours = resolve(given | {"masking": False})
+    choices = {"momentum": 0.8, "nesterov": True, "momentum_correction": True, "local_clip": 2.0}
+    ours = resolve(choices | {"masking": False})
     config = ours.config()
     assert (config.momentum, config.nesterov, config.masking, config.clip) == (0.8, True, False, 2)
     assert _momentum(ours) == (0, False)
     assert ours.title.endswith("momentum correction")
-    dense = ours.against("dense")
+    dense = ours.with_method("dense")
     assert _momentum(dense) == (0.8, True)
     assert (dense.config().momentum, dense.config().clip) == (0, 0)
 
@@ -182,8 +182,8 @@ def test_the_learning_rate_is_warmed_up_and_falls_like_a_cosine():
 
 
 def test_a_recipe_is_what_was_measured_together():
-    given = {"recipe": "plain-union", "lr": 0.4, "epochs": 60, "weight_decay": 1e-4}
-    options = resolve(given)
+    choices = {"recipe": "plain-union", "lr": 0.4, "epochs": 60, "weight_decay": 1e-4}
+    options = resolve(choices)
     assert options.lr_at(0) == pytest.approx(6.0)
     assert options.title == "topk/union at 0.2 %, bf16, packed, plain-union"
     config = options.config(epoch_steps=97)
@@ -195,10 +195,10 @@ def test_a_recipe_is_what_was_measured_together():
 
 
 def test_dense_beside_a_recipe_is_trained_as_dense_is():
-    given = {"lr": 0.4, "weight_decay": 1e-4, "cosine": True}
-    dense = resolve(given | {"recipe": "plain-union", "follow_lr": True}).against("dense")
-    assert dense.lr_at(3) == resolve(given).lr_at(3)
-    made, usual = (o.make_optimizer([torch.zeros(1)]).defaults for o in (dense, resolve(given)))
+    choices = {"lr": 0.4, "weight_decay": 1e-4, "cosine": True}
+    dense = resolve(choices | {"recipe": "plain-union", "follow_lr": True}).with_method("dense")
+    assert dense.lr_at(3) == resolve(choices).lr_at(3)
+    made, usual = (o.make_optimizer([torch.zeros(1)]).defaults for o in (dense, resolve(choices)))
     assert made == usual
     assert not dense.follow_lr
     assert (dense.config().warmup, dense.config().exchange) == ((), "dense")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gradwire.workbench.train.folder import CONFIG, read_config
-from gradwire.workbench.train.saved import resume
+from gradwire.workbench.train.saved import resume_options
 
 RECORDED = Path(__file__).parent / "data"
 CONFIGS = {
@@ -42,4 +42,4 @@ def test_a_config_of_before_loads(run_folder):
 
 def test_a_run_of_before_goes_on_as_it_was(run_folder):
     saved = read_config(run_folder[0])
-    assert resume(saved, {"model": None, "density": None}) == (saved, [])
+    assert resume_options(saved, {"model": None, "density": None}) == (saved, [])

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from gradwire.workbench import cli
-from gradwire.workbench.train import Plan, Sitting, checkpoint, train
+from gradwire.workbench.train import RunLimits, TrainJob, checkpoint, train
 from gradwire.workbench.train.folder import METRICS, read_json, write_config
 from gradwire.workbench.train.metrics import read_records
 from tests.workbench.data.files import write_mnist
@@ -85,7 +85,9 @@ def test_only_the_last_checkpoint_is_kept(broken_off):
 def test_other_workers_go_on_and_more_epochs_too(broken_off, on_the_pool):
     folder, (_, _, begun) = broken_off
     assert (begun["steps"], begun["complete"]) == (3, False)
-    job = Plan.resume(folder / "begun", {"workers": 1, "epochs": 11}, sitting=Sitting(quiet=True))
+    job = TrainJob.resume(
+        folder / "begun", {"workers": 1, "epochs": 11}, limits=RunLimits(quiet=True)
+    )
     assert "workers was 2, is now 1" in job.notes
     result = train(job).results[0]
     assert result["complete"]
@@ -140,14 +142,14 @@ def test_sigterm_saves_too(files, tmp_path):
 
 def test_comparison_runs_share_the_seed_and_the_report(files, tmp_path, on_the_pool):
     out = tmp_path / "run"
-    given = jobs.options(files, compare=("dense",), epochs=2).asdict()
-    outcome = train(Plan.new(given, out, sitting=Sitting(quiet=True)))
+    choices = jobs.options(files, compare=("dense",), epochs=2).asdict()
+    outcome = train(TrainJob.new(choices, out, limits=RunLimits(quiet=True)))
     sparse, dense = outcome.results
     assert dense["title"] == "dense"
     assert sparse["bytes_sent"] < dense["bytes_sent"]
     assert sparse["bytes_dense"] == dense["bytes_dense"]
     assert read_json(out / "compare-dense" / "config.json")["options"]["seed"] == 0
-    finished = train(Plan.resume(out, {}, sitting=Sitting(quiet=True)))
+    finished = train(TrainJob.resume(out, {}, limits=RunLimits(quiet=True)))
     assert json.dumps(finished.results) == json.dumps(outcome.results)
 
 

@@ -20,7 +20,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass
-class Place:
+class Worker:
     """One rank. `control` is a Gloo group for small CPU messages that must not wait for a GPU."""
 
     rank: int
@@ -80,21 +80,23 @@ def under_torchrun() -> bool:
 
 
 @contextlib.contextmanager
-def joined(place: Place, store: Any = None, timeout: float = 1800.0) -> Iterator[Place]:
+def joined(worker: Worker, store: Any = None, timeout: float = 1800.0) -> Iterator[Worker]:
     """`place` with its process groups: Gloo on CPU, NCCL on CUDA.
 
     They end with the context; whoever holds a DDP object has to let go of it before. An exception
     leaves them as they are: to end them can mean to wait for peers that are not coming.
     """
-    cuda = place.device.type == "cuda"
+    cuda = worker.device.type == "cuda"
     if cuda:
-        torch.cuda.set_device(place.device)
+        torch.cuda.set_device(worker.device)
     limit = timedelta(seconds=timeout)
-    where = {} if store is None else {"store": store, "rank": place.rank, "world_size": place.world}
+    where = (
+        {} if store is None else {"store": store, "rank": worker.rank, "world_size": worker.world}
+    )
     dist.init_process_group("nccl" if cuda else "gloo", timeout=limit, **where)
-    place.control = dist.new_group(backend="gloo", timeout=limit)
-    yield place
-    place.control = None
+    worker.control = dist.new_group(backend="gloo", timeout=limit)
+    yield worker
+    worker.control = None
     leave()
 
 

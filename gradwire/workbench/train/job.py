@@ -11,13 +11,13 @@ from typing import Any
 
 from gradwire.workbench.train import folder as folders
 from gradwire.workbench.train.options import Options, pick_device, resolve
-from gradwire.workbench.train.place import under_torchrun
-from gradwire.workbench.train.saved import resume
-from gradwire.workbench.train.trainer import Sitting
+from gradwire.workbench.train.saved import resume_options
+from gradwire.workbench.train.trainer import RunLimits
+from gradwire.workbench.train.worker import under_torchrun
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainJob:
     """What to do in which folder, and what to say before it starts.
 
     `command` is what was typed, a line a time; the report shows it.
@@ -25,26 +25,26 @@ class Plan:
 
     folder: Path
     options: Options
-    sitting: Sitting = field(default_factory=Sitting)
+    limits: RunLimits = field(default_factory=RunLimits)
     resumed: bool = False
     overwrite: bool = False
     notes: tuple[str, ...] = ()
     command: str = ""
 
     @classmethod
-    def new(cls, given: Mapping[str, Any], out: Path | None = None, **rest: Any) -> "Plan":
+    def new(cls, choices: Mapping[str, Any], out: Path | None = None, **rest: Any) -> "TrainJob":
         """A new run. `given` are the options that were chosen; None is not chosen."""
-        options = resolve(given, _torchrun_workers())
+        options = resolve(choices, _torchrun_workers())
         return cls(out or default_folder(options), options, **rest)
 
     @classmethod
     def resume(
-        cls, folder: Path, given: Mapping[str, Any], command: str = "", **rest: Any
-    ) -> "Plan":
+        cls, folder: Path, choices: Mapping[str, Any], command: str = "", **rest: Any
+    ) -> "TrainJob":
         """The run in `folder`, from its last checkpoint on."""
         workers = _torchrun_workers()
-        asked = dict(given) | ({"workers": workers} if workers else {})
-        options, notes = resume(folders.read_config(folder), asked)
+        asked = dict(choices) | ({"workers": workers} if workers else {})
+        options, notes = resume_options(folders.read_config(folder), asked)
         pick_device(options.device)
         commands = "\n".join(filter(None, [folders.read_command(folder), command]))
         return cls(folder, options, resumed=True, notes=tuple(notes), command=commands, **rest)
@@ -53,7 +53,7 @@ class Plan:
         """The run itself, then those it is compared with, each with its folder."""
         own = dataclasses.replace(self.options, compare=())
         others = [
-            (self.options.against(name), folders.compare_folder(self.folder, name))
+            (self.options.with_method(name), folders.compare_folder(self.folder, name))
             for name in self.options.compare
         ]
         return [(own, self.folder), *others]
