@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from faults.row import Row
-from gradwire.workbench.train.folder import machine
+from gradwire.workbench.train.folder import describe_machine
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE, FIGURES = DOCS / "limits.md", DOCS / "limits.json"
@@ -30,7 +30,11 @@ def write(path: Path, name: str, rows: list[Row], seconds: float) -> None:
             "rows": [asdict(row) | {"lost": row.lost} for row in rows],
         }
     }
-    figures = {"machine": machine("cpu")["hardware"], "torch": torch.__version__, "parts": parts}
+    figures = {
+        "machine": describe_machine("cpu")["hardware"],
+        "torch": torch.__version__,
+        "parts": parts,
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(figures, indent=1) + "\n")
 

@@ -78,7 +78,7 @@ def __dir__() -> list[str]:
 
 
 def _function(name: str) -> property:
-    """A function that the import of a package of the same name does not replace."""
+    """Return a property for a function that a package of the same name must not replace."""
 
     def get(module: ModuleType) -> Callable[..., Any]:
         function: Callable[..., Any] = getattr(import_module(_HOMES[name]), name)
@@ -88,13 +88,16 @@ def _function(name: str) -> property:
 
 
 class _Module(ModuleType):
-    """This module: `compress` and `plan` are functions here, and packages elsewhere."""
+    """Class of this module, where `compress` and `plan` are functions.
+
+    The packages of the same names would otherwise replace them when they are imported.
+    """
 
     compress = _function("compress")
     plan = _function("plan")
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:
-        # Trainers that ship functions to their workers pickle the modules that these name.
+        # Trainers that send functions to workers pickle the modules that the functions use.
         return import_module, (__name__,)
 
 

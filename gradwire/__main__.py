@@ -1,4 +1,4 @@
-"""`python -m gradwire`."""
+"""Entry point of `python -m gradwire`."""
 
 from gradwire.workbench.cli import main
 

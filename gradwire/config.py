@@ -1,4 +1,4 @@
-"""What to do, frozen: one Config a model."""
+"""Config: the frozen settings of compression and exchange, one per model."""
 
 import dataclasses
 import math
@@ -17,17 +17,17 @@ from gradwire.recipes import find_recipe
 from gradwire.registry import check_options, no_option_error, options_of, resolve_names
 
 
-# The help of the command line takes what it says of a field from this docstring.
+# The help of the command line takes its text on each field from this docstring.
 @dataclass(frozen=True)
 class Config:
     """Settings for how gradients are compressed and exchanged.
 
-    method: how a worker chooses what to send; "topk/dense" names the exchange too.
-    density: the share of entries a worker sends, in (0, 1]. Where workers share out k (micro,
-        exdyna, deft), the share that they send together.
-    exchange: how workers agree; unless named, the method's own.
+    method: how a worker chooses the entries to send; "topk/dense" names the exchange too.
+    density: the share of entries that a worker sends, in (0, 1]. For methods that divide k among
+        the workers (micro, exdyna, deft): the share that all workers send together.
+    exchange: how workers agree on the mean. Without a name: the exchange of the method.
     values: how values travel: "fp32", "bf16", "fp16", "int8", "int4" or "sign". The residual keeps
-        what rounding takes away.
+        the rounding error.
     indices: how indices travel: "int32", "packed" (12 bits each at density 0.001), "local16",
         "bitmap", or "auto", the smallest.
     rounding: how bf16, int8 and int4 values are rounded: "nearest" or "stochastic".
@@ -41,14 +41,14 @@ class Config:
     momentum: momentum correction, in place of the optimiser's momentum, which must then be 0.
         Takes another 4 bytes a parameter.
     nesterov: Nesterov's momentum in place of the usual.
-    masking: momentum ends where something was delivered (only with momentum correction).
-    clip: the most that the L2 norm of the mean gradient should be, 0 for any. Each worker clips
-        its own gradient at `clip` / sqrt(P), bundle by bundle.
-    bundle_mb: fp32 gradient megabytes, at least, that are compressed and exchanged as one vector.
-        None: 25, on CUDA 0.4 of the model, from 25 to 200 (see accumulate/layout.py).
-    dense_below: bundles of fewer entries are sent whole; the latency is the same.
-    watch: every so many steps, before the exchange, all ranks compare a digest of the parameters;
-        replicas that differ are a DriftError on every rank. Waits for the device. 0 is never.
+    masking: momentum ends at delivered entries (only with momentum correction).
+    clip: the largest L2 norm that the mean gradient should have, 0 for any. Each worker clips its
+        own gradient at `clip` / sqrt(P), bundle by bundle.
+    bundle_mb: the least fp32 gradient megabytes that are compressed and exchanged as one vector.
+        None: 25; on CUDA 0.4 of the model, from 25 to 200 (see accumulate/layout.py).
+    dense_below: bundles of fewer entries are sent whole, because the latency is the same.
+    watch: steps between comparisons of a digest of the parameters, before the exchange. Replicas
+        that differ are a DriftError on every rank. Waits for the device. 0 is never.
     timeout: seconds until a collective that waits for a peer fails.
     """
 
@@ -147,7 +147,7 @@ class Config:
         ):
             object.__setattr__(self, name, value)
 
-    # Asked for by every bundle in every step.
+    # Cached, because every bundle reads these in every step.
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -161,7 +161,7 @@ class Config:
 
     @cached_property
     def exchange_options(self) -> dict[str, Any]:
-        """Those of `options` that are the exchange's."""
+        """The entries of `options` that belong to the exchange."""
         return {k: v for k, v in self.options.items() if k in EXCHANGES[self.exchange].options}
 
     @cached_property
@@ -170,53 +170,61 @@ class Config:
 
     @cached_property
     def encoding(self) -> Encoding:
-        """How messages travel; without indices where the method makes them common."""
+        """The encoding of messages; without indices if all ranks choose the same ones."""
         indices = "common" if self.bound_method.is_common else self.indices
         return Encoding(self.values, indices, self.rounding)
 
     def __getstate__(self) -> dict[str, Any]:
-        # The fields alone: what is derived of them may hold functions that cannot be pickled.
+        # Only the fields: the cached properties may hold functions that cannot be pickled.
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
 
     def asdict(self) -> dict[str, Any]:
-        """The fields as plain JSON values."""
+        """Return the fields as plain JSON values."""
         out = dataclasses.asdict(self)
         return {k: list(v) if isinstance(v, tuple) else v for k, v in out.items()}
 
 
 def configure(config: Config | None, fields: Mapping[str, Any]) -> Config:
-    """`config` with `fields` on top; one may be an option of the method or the exchange.
+    """Return `config` with `fields` in place of its own.
 
-    `recipe`, one of gradwire/recipes.py, stands for a set of fields; those given beside it win.
+    A name in `fields` may also be an option of the method or of the exchange. `recipe`, a name in
+    gradwire/recipes.py, stands for a set of fields; the other names in `fields` win over it.
     """
     known = {f.name for f in dataclasses.fields(Config)}
     base = config if config is not None else Config()
     if not isinstance(base, Config):
         raise ConfigError(f"config must be a gradwire.Config, got {type(base).__name__}")
     if "recipe" in fields:
-        more = find_recipe(fields["recipe"]).fields_without(fields)
-        if more.get("warmup") and not fields.get("warmup_steps", base.warmup_steps):
+        recipe = find_recipe(fields["recipe"]).fields_without(fields)
+        if recipe.get("warmup") and not fields.get("warmup_steps", base.warmup_steps):
             raise ConfigError(
                 f"recipe {fields['recipe']!r} needs warmup_steps, the steps at each density of its "
                 f"warm-up: those of an epoch"
             )
-        fields = more | {k: v for k, v in fields.items() if k != "recipe"}
-    given = {k: v for k, v in fields.items() if k in known}
+        fields = recipe | {k: v for k, v in fields.items() if k != "recipe"}
+    changes = {k: v for k, v in fields.items() if k in known}
     extra = {k: v for k, v in fields.items() if k not in known}
-    if "method" in given and "exchange" not in given:
-        given["exchange"] = "" if config is None or "/" in str(given["method"]) else base.exchange
-    names = resolve_names(given.get("method", base.method), given.get("exchange", base.exchange))
+    if "method" in changes and "exchange" not in changes:
+        changes["exchange"] = (
+            "" if config is None or "/" in str(changes["method"]) else base.exchange
+        )
+    names = resolve_names(
+        changes.get("method", base.method), changes.get("exchange", base.exchange)
+    )
     for name in extra:
         if name not in options_of(*names):
             raise no_option_error(name, *names, {*known, "recipe"})
-    options = given.get("options", base.options)
+    options = changes.get("options", base.options)
     if extra and isinstance(options, Mapping):
-        given["options"] = {**options, **extra}
-    return dataclasses.replace(base, **given)
+        changes["options"] = {**options, **extra}
+    return dataclasses.replace(base, **changes)
 
 
 def check_density(value: Any, name: str = "density", use_k: bool = False) -> float:
-    """`value` if it is a density; otherwise an error that says what to write."""
+    """Return `value` if it is a density; otherwise raise ConfigError with a hint.
+
+    use_k: True: the caller also takes a number of entries, and the hint names it.
+    """
     number = _is_number(value)
     if number and not math.isnan(value) and 0 < value <= 1:
         return float(value)

@@ -5,19 +5,19 @@ import sys
 from gradwire.errors import GradwireError
 from gradwire.version import __version__
 
-NEEDED = ("typer", "rich")
+_NEEDED = ("typer", "rich")
 
 
 def main() -> None:
-    """Runs the command line; a user's mistake is one line and exit code 2, never a traceback."""
+    """Run the command line. A user's mistake is an error of one line, with exit code 2."""
     if sys.argv[1:] == ["--version"]:
-        # Here, because the commands import torch, which takes seconds.
+        # Answered here, because the commands import torch, which takes seconds.
         print(f"gradwire {__version__}")
         raise SystemExit(0)
     try:
         from gradwire.workbench.cli.app import app
     except ModuleNotFoundError as error:
-        if error.name not in NEEDED:
+        if error.name not in _NEEDED:
             raise
         sys.exit(f"error: the command line needs {error.name}: pip install 'gradwire[cli]'")
     try:

@@ -1,4 +1,4 @@
-"""The commands, one file each."""
+"""The command-line application: one command per file."""
 
 from importlib import import_module
 from importlib.util import find_spec
@@ -28,7 +28,7 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=True)
 def root(version: bool = typer.Option(False, "--version", help="Show the version.")) -> None:
-    """Shows the version if asked to."""
+    """Show the version for --version."""
     if version:
         typer.echo(f"gradwire {__version__}")
         raise typer.Exit

@@ -1,4 +1,4 @@
-"""`gradwire bench ...`."""
+"""The commands `gradwire bench ...`."""
 
 import json
 import os
@@ -19,10 +19,10 @@ from gradwire.workbench.cli.say import console
 bench_app = typer.Typer(
     help="This machine's numbers for each stage, against the memory floor.", no_args_is_help=True
 )
-DEVICE = typer.Option("", help="cpu or cuda; the GPU where there is one.")
-JSON = typer.Option(False, "--json", help="One JSON object a row.")
-SIZES = typer.Option("25557032", help="Entries; several with commas, 6.55M is a number.")
-REPEAT = typer.Option(30, min=2, help="Timed calls a row.")
+_DEVICE = typer.Option("", help="cpu or cuda; the GPU where there is one.")
+_JSON = typer.Option(False, "--json", help="One JSON object per row.")
+_SIZES = typer.Option("25557032", help="Entries, such as 6.55M; several with commas.")
+_REPEAT = typer.Option(30, min=2, help="Timed calls per row.")
 _Densities = Annotated[str, config_flag("density", "Several with commas.")]
 _Density = Annotated[float, config_flag("density")]
 
@@ -34,11 +34,11 @@ def bench() -> None:
 
 @bench_app.command()
 def compress(
-    size: str = SIZES,
+    size: str = _SIZES,
     density: _Densities = str(Config.density),
     methods: str = typer.Option(
         "topk",
-        help="Methods with commas, gaussiank:paper for a variant, all for every method; also noop, "
+        help="Methods with commas; gaussiank:paper for a variant; all for every method. Also noop, "
         "and local for the whole path of 4 ranks.",
     ),
     options: Annotated[
@@ -50,20 +50,20 @@ def compress(
     gradient: Path | None = typer.Option(
         None, help="A recorded gradient (train --record-gradients) in place of size and data."
     ),
-    device: str = DEVICE,
-    repeat: int = REPEAT,
-    # Of the timing. The warm-up of a run, in Config and `gradwire train`, is of densities.
+    device: str = _DEVICE,
+    repeat: int = _REPEAT,
+    # Steps of the timing. `warmup` of Config and `gradwire train` is another thing: densities.
     warmup: int = typer.Option(5, min=1, help="Steps before the first that is timed."),
-    as_json: bool = JSON,
+    as_json: bool = _JSON,
     plot_file: Path | None = typer.Option(None, "--plot", help="Time against size: .png .svg."),
     out: Path | None = typer.Option(None, help="A folder for a page that compares the methods."),
 ) -> None:
     """Time one error-feedback step (accumulate, compress, settle) of each method.
 
     Every table has the floor, `e.add_(g)`, which reads gradient and residual and writes the
-    residual, and torch.topk of the same vector. n/k: entries chosen over entries asked for, in a
-    first step. energy, recall: what was chosen there against the exact top k. timed: n/k of the
-    last step that was timed; a fixed threshold takes some steps to find entries.
+    residual. It also has torch.topk of the same vector. n/k: entries chosen over entries wanted,
+    in a first step. energy, recall: the chosen entries of that step against the exact top k. timed:
+    n/k of the last timed step, because a fixed threshold takes some steps to find entries.
     """
     from gradwire.compress import METHODS
     from gradwire.workbench.bench import bench_compress
@@ -79,7 +79,7 @@ def compress(
     check_picture(plot_file)
     if out is not None:
         check_folder(out)
-    rows = _show(
+    rows = _collect(
         bench_compress(
             [_entries(s) for s in _split(size)],
             [_number(d, "density") for d in _split(density)],
@@ -103,20 +103,23 @@ def compress(
 
 @bench_app.command()
 def encode(
-    size: str = SIZES,
+    size: str = _SIZES,
     density: _Densities = str(Config.density),
     encodings: str = typer.Option(
         "", help="VALUES+INDICES or VALUES+INDICES+stochastic, with commas; a selection of them."
     ),
-    device: str = DEVICE,
-    repeat: int = REPEAT,
-    as_json: bool = JSON,
+    device: str = _DEVICE,
+    repeat: int = _REPEAT,
+    as_json: bool = _JSON,
 ) -> None:
-    """Bits an entry, and the time to encode and decode a message, against the selection step."""
+    """Measure the bits per entry and the time to encode and decode a message.
+
+    The time of the selection step stands beside them.
+    """
     from gradwire.workbench.bench import bench_encode
     from gradwire.workbench.bench.encode import ENCODINGS, encode_table
 
-    rows = _show(
+    rows = _collect(
         bench_encode(
             [_entries(s) for s in _split(size)],
             [_number(d, "density") for d in _split(density)],
@@ -142,22 +145,24 @@ def exchange(
     ] = Config.values,
     indices: Annotated[str, config_flag("indices")] = Config.indices,
     data: str = typer.Option("gaussian", help="gaussian, laplace, t3, layers, network or zeros."),
-    correlation: float = typer.Option(0.0, help="Of any two workers' gradients, 0 to 1."),
+    correlation: float = typer.Option(
+        0.0, help="Correlation of any two workers' gradients, 0 to 1."
+    ),
     options: Annotated[
         list[str] | None, config_flag("options", "For every exchange that has it. May be repeated.")
     ] = None,
     steps: int = typer.Option(
-        3, min=2, help="Steps a row; the first is not timed, nor the second of a GPU."
+        3, min=2, help="Steps per row; the first is not timed, nor the second on a GPU."
     ),
-    device: str = DEVICE,
-    as_json: bool = JSON,
+    device: str = _DEVICE,
+    as_json: bool = _JSON,
     plot_file: Path | None = typer.Option(None, "--plot", help="Against workers: .png .svg."),
 ) -> None:
-    """Bytes, rounds, time a stage and what arrives, for each exchange among virtual workers.
+    """Measure each exchange among virtual workers: bytes, rounds, time per stage, energy.
 
-    energy: of the mean gradient's energy, what the update of a first step delivers. union/k:
-    entries of that update over k. Virtual workers have no network: bytes and rounds are counted,
-    times are one worker's own work.
+    energy: the part of the mean gradient's energy that the update of a first step delivers.
+    union/k: entries of that update over k. Virtual workers have no network: bytes and rounds are
+    counted, and times are the work of one worker.
     """
     from gradwire.exchange import EXCHANGES
     from gradwire.workbench.bench import bench_exchange
@@ -165,7 +170,7 @@ def exchange(
     from gradwire.workbench.bench.show_exchange import exchange_table, plot_exchange
 
     check_picture(plot_file)
-    rows = _show(
+    rows = _collect(
         bench_exchange(
             [_entries(p) for p in _split(ranks)],
             _entries(size),
@@ -191,30 +196,32 @@ def exchange(
 @bench_app.command()
 def step(
     model: str = typer.Option("resnet20", help="A network of gradwire.workbench.models."),
-    ranks: int = typer.Option(4, help="Ranks; under torchrun they are there already."),
-    link: str = typer.Option("", help="100mbit, 1gbit, 10gbit: in the lab; else on loopback."),
-    latency: str = typer.Option("0ms", help="Of the lab, one way: 5ms, 200us."),
+    ranks: int = typer.Option(4, help="Ranks to start; under torchrun, those of torchrun."),
+    link: str = typer.Option(
+        "", help="A link of the lab: 100mbit, 1gbit, 10gbit. Otherwise on loopback."
+    ),
+    latency: str = typer.Option("0ms", help="Latency of the lab's link, one way: 5ms, 200us."),
     methods: str = typer.Option(
         "noop,dense,topk",
         help="With commas, noop first. PyTorch's: noop, dense, bf16, powersgd-1, -2, -4, -8. "
         "Ours: METHOD or METHOD/EXCHANGE, e.g. topk/union, topk:bundle_mb=100.",
     ),
     density: _Density = Config.density,
-    # Not Config's defaults: the fewest bytes are compared with PyTorch's own hooks.
+    # Not Config's defaults: the comparison with PyTorch's hooks is for the fewest bytes.
     values: Annotated[str, config_flag("values")] = Job.values,
     indices: Annotated[str, config_flag("indices")] = Job.indices,
-    batch: int = typer.Option(32, help="Examples a rank."),
+    batch: int = typer.Option(32, help="Examples per rank."),
     iterations: int = typer.Option(50, help="Timed steps of each method, in rounds of 10."),
     seconds: float = typer.Option(
-        0.0, help="A method that has taken this long is not timed further; 0 is never."
+        0.0, help="Stop timing a method after these seconds; 0 is never."
     ),
     at_most: float = typer.Option(
-        0.0, help="Seconds for all methods, once the ranks have started; 0 is no limit."
+        0.0, help="Seconds for all methods, after the start of the ranks; 0 is no limit."
     ),
     autocast: str = typer.Option("fp32", help="bf16, or fp32 for none."),
-    bucket_mb: float = typer.Option(0.0, help="DDP's buckets; 0 as DDP has them."),
-    device: str = DEVICE,
-    as_json: bool = JSON,
+    bucket_mb: float = typer.Option(0.0, help="Size of DDP's buckets; 0 for DDP's default."),
+    device: str = _DEVICE,
+    as_json: bool = _JSON,
     trace: Path | None = typer.Option(None, help="A folder for a timeline of each method."),
     alone: bool = typer.Option(
         False, "--alone", help="Also each method without a network, for `gradwire plan --check`."
@@ -222,8 +229,8 @@ def step(
 ) -> None:
     """Train real steps on P ranks with each method in turn: seconds, efficiency, bytes, stages.
 
-    efficiency: the step of noop, which sends nothing, over that of the method. exposed: what a
-    method adds to noop; hidden: the time of its stages that it does not. Inputs are synthetic.
+    efficiency: the step of noop, which sends nothing, over that of the method. exposed: the time
+    that a method adds to noop. hidden: the other time of its stages. Inputs are synthetic.
     """
     from gradwire.plan.rate import parse_time
     from gradwire.workbench.bench.show import check_folder
@@ -236,7 +243,7 @@ def step(
         check_folder(trace)
     job = Job(
         model, tuple(_split(methods)), batch, iterations, density, values, indices, autocast,
-        _kind(device), seconds, bucket_mb, link,
+        _device_kind(device), seconds, bucket_mb, link,
         trace="" if trace is None else str(trace.absolute()), alone=alone,
         delay=parse_time(latency), at_most=at_most,
     )  # fmt: skip
@@ -252,15 +259,15 @@ def step(
         for row in rows:
             print(json.dumps(row), flush=True)
     else:
-        # A narrow terminal wraps the lines: parts of numbers are no use.
+        # Wide enough for the table: a narrow terminal wraps lines, rich would cut numbers off.
         Console(width=max(WIDTH, console.width)).print(step_tables(rows))
 
 
-Row = TypeVar("Row", bound=Any)
+_Row = TypeVar("_Row", bound=Any)
 
 
-def _show(rows: Iterable[Row], as_json: bool) -> list[Row]:
-    """All rows; as JSON each is printed as soon as it is there."""
+def _collect(rows: Iterable[_Row], as_json: bool) -> list[_Row]:
+    """Return all rows; with `as_json` print each as soon as it is measured."""
     out = []
     for row in rows:
         out.append(row)
@@ -275,33 +282,34 @@ def _split(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _number(text: str, what: str) -> float:
+def _number(text: str, name: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ConfigError(f"{what} must be a number, got {text!r}") from None
+        raise ConfigError(f"{name} must be a number, got {text!r}") from None
 
 
 def _entries(text: str) -> int:
-    """25557032, 25.6M or 2e6."""
+    """Return the number of entries in a text such as 25557032, 25.6M or 2e6."""
     factor = {"k": 10**3, "M": 10**6, "G": 10**9}.get(text[-1], 1)
     return round(_number(text if factor == 1 else text[:-1], "size") * factor)
 
 
 def _device(name: str) -> torch.device:
-    kind = _kind(name)
-    return torch.device("cuda", torch.cuda.current_device()) if kind == "cuda" else _named(name)
+    if _device_kind(name) == "cuda":
+        return torch.device("cuda", torch.cuda.current_device())
+    return _parse_device(name)
 
 
-def _kind(name: str) -> str:
-    """cpu or cuda, without touching the GPU: ranks are to share it under a service of theirs."""
-    kind = _named(name).type if name else "cuda" if torch.cuda.is_available() else "cpu"
+def _device_kind(name: str) -> str:
+    """Return cpu or cuda without use of the GPU, because the ranks may share it under MPS."""
+    kind = _parse_device(name).type if name else "cuda" if torch.cuda.is_available() else "cpu"
     if kind == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device cuda: torch finds no GPU here. Use --device cpu.")
     return kind
 
 
-def _named(name: str) -> torch.device:
+def _parse_device(name: str) -> torch.device:
     try:
         return torch.device(name or "cpu")
     except RuntimeError:

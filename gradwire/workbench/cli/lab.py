@@ -1,4 +1,4 @@
-"""`gradwire lab ...`."""
+"""The commands `gradwire lab ...`."""
 
 import signal
 from types import FrameType
@@ -9,7 +9,7 @@ import typer
 from gradwire.workbench.cli.say import complain, say
 
 lab_app = typer.Typer(
-    help="A cluster on this Linux machine: a network a rank, links as slow as you say.",
+    help="A cluster on this Linux machine: one network per rank, with links as slow as you choose.",
     no_args_is_help=True,
 )
 INTERRUPTED = 130
@@ -17,10 +17,10 @@ INTERRUPTED = 130
 
 @lab_app.callback()
 def lab() -> None:
-    """A cluster on this Linux machine: a network a rank, links as slow as you say."""
+    """A cluster on this Linux machine: one network per rank, with links as slow as you choose."""
 
 
-# What follows the command's name is the command's own, `--` or not.
+# Flags after COMMAND belong to COMMAND, with or without `--` before it.
 @lab_app.command(context_settings={"allow_interspersed_args": False})
 def run(
     command: Annotated[
@@ -34,21 +34,21 @@ def run(
 ) -> None:
     """Run COMMAND on every rank: gradwire lab run --link 100mbit -- python script.py.
 
-    Needs root and pyroute2. The links are measured first. Every rank finds what torchrun sets
-    (RANK, WORLD_SIZE, MASTER_ADDR, ...). The exit code is that of the first rank that fails; the
-    others are stopped then. All of it is removed afterwards.
+    Needs root and pyroute2. The links are measured first. Every rank has the environment of
+    torchrun (RANK, WORLD_SIZE, MASTER_ADDR, ...). When a rank fails, the others are stopped, and
+    its exit code is returned. The cluster is removed at the end.
     """
     from gradwire.workbench.lab.lab import Lab, check_memory
     from gradwire.workbench.lab.processes import check_command, run_ranks
 
-    made = Lab(ranks, link, latency)
+    cluster = Lab(ranks, link, latency)
     check_memory(ranks)
     check_command(command)
     leave_on_signals()
     try:
-        with made:
-            say(made.describe())
-            code = run_ranks(made, command)
+        with cluster:
+            say(cluster.describe())
+            code = run_ranks(cluster, command)
     except KeyboardInterrupt:
         complain("stopped; the lab is removed.")
         code = INTERRUPTED
@@ -57,11 +57,11 @@ def run(
 
 
 def leave_on_signals() -> None:
-    """SIGTERM and SIGHUP end the process, not before everything is removed."""
+    """Make SIGTERM and SIGHUP end the process by way of every `finally`."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
 
 
 def _leave(number: int, _: FrameType | None) -> None:
-    """Leaves by way of every `finally`."""
+    """Leave by way of every `finally`."""
     raise SystemExit(128 + number)

@@ -1,4 +1,4 @@
-"""`gradwire methods`."""
+"""The command `gradwire methods`."""
 
 from rich.table import Table
 
@@ -11,9 +11,9 @@ from gradwire.workbench.cli.say import console
 def methods() -> None:
     """List the methods (how a worker chooses), the exchanges (how workers agree) and the recipes.
 
-    A method and an exchange together are a name for --method and --compare: topk/allgather. Their
-    options, shown with their defaults, go to --options NAME=VALUE and to gradwire.attach(...,
-    NAME=VALUE). A recipe, for --recipe and recipe=..., stands for the fields shown with it.
+    --method and --compare take a method, or a method with an exchange: topk/allgather. The options,
+    shown with their defaults, go to --options NAME=VALUE and to gradwire.attach(..., NAME=VALUE).
+    A recipe, for --recipe and recipe=..., stands for the fields shown with it.
     """
     for title, rows in (
         ("Methods", [(name, m.summary, m.options) for name, m in METHODS.items()]),

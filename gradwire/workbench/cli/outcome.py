@@ -1,4 +1,4 @@
-"""From a plan to what is said about it."""
+"""Do a training job, and say on the terminal how it ended."""
 
 from gradwire.errors import ConfigError
 from gradwire.workbench.cli.say import say
@@ -6,11 +6,11 @@ from gradwire.workbench.report import ReportError, headline, read_runs, write_re
 from gradwire.workbench.train import TrainJob, TrainOutcome, checkpoint, resume_command, train
 from gradwire.workbench.train.launch import WorkerError
 
-INTERRUPTED = 130
+_INTERRUPTED = 130
 
 
 def train_and_report(job: TrainJob) -> int:
-    """Trains, says what came out on the first rank, and returns the exit code."""
+    """Train, print the outcome on the first rank, write the report, and return the exit code."""
     for note in job.notes:
         say(f"note: {note}")
     try:
@@ -21,7 +21,7 @@ def train_and_report(job: TrainJob) -> int:
         raise
     if outcome.first:
         (_say_stopped if outcome.stopped else _say_done)(outcome)
-    return INTERRUPTED if outcome.stopped else 0
+    return _INTERRUPTED if outcome.stopped else 0
 
 
 def _say_stopped(outcome: TrainOutcome) -> None:

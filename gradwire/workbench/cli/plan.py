@@ -1,4 +1,4 @@
-"""`gradwire plan`."""
+"""The command `gradwire plan`."""
 
 import json
 from pathlib import Path
@@ -10,39 +10,47 @@ from rich.console import Console
 from gradwire.errors import ConfigError
 from gradwire.workbench.cli.say import console, say
 
-NEAR = 0.15
+_NEAR = 0.15
+"""The relative error of a prediction that still counts as near."""
 
 
 def plan(
     model: str = typer.Option("", help="A name (`gradwire.workbench.models`), or a .pt of shapes."),
-    params: str = typer.Option("", help="In place of a model: how many parameters, 70B is one."),
-    step_seconds: float | None = typer.Option(
-        None, help="One worker's step without any exchange; guessed from FLOP for a named model."
+    params: str = typer.Option(
+        "", help="In place of a model: the number of parameters, such as 70B."
     ),
-    batch: int | None = typer.Option(None, help="Examples a worker; the recipe's unless given."),
-    workers: int | None = typer.Option(None, help="Workers, a GPU each."),
-    nodes: int | None = typer.Option(None, help="Nodes, a link each; one a worker unless given."),
+    step_seconds: float | None = typer.Option(
+        None,
+        help="Seconds of one worker's step without exchange; guessed from FLOP for a named model.",
+    ),
+    batch: int | None = typer.Option(None, help="Examples per worker. Default: the recipe's."),
+    workers: int | None = typer.Option(None, help="Workers, one GPU each."),
+    nodes: int | None = typer.Option(None, help="Nodes, one link each. Default: one per worker."),
     link: str = typer.Option("10gbit", help="A node's link: 100mbit, 10gbit."),
-    latency: str = typer.Option("50us", help="Of a link, one way: 50us, 5ms."),
-    local_link: str = typer.Option("200gbit", help="Of each GPU inside its node."),
-    gpu: str = typer.Option("", help="v100, a100, h100, ..., cpu; measured here unless given."),
+    latency: str = typer.Option("50us", help="Latency of a link, one way: 50us, 5ms."),
+    local_link: str = typer.Option("200gbit", help="The link of each GPU inside its node."),
+    gpu: str = typer.Option("", help="v100, a100, h100, ..., cpu. Default: measured here."),
     density: str = typer.Option("", help="Only these densities, with commas."),
     min_density: float = typer.Option(0.001, help="The least density that may be recommended."),
     methods: str = typer.Option("", help="Only these, with commas: topk, topk/union."),
     bundle_mb: float | None = typer.Option(None, help="Only bundles of this size."),
     measure: bool = typer.Option(
-        False, "--measure", help="Measure link and latency between the ranks at hand (torchrun)."
+        False, "--measure", help="Measure link and latency between the ranks of torchrun."
     ),
-    everything: bool = typer.Option(False, "--all", help="Every prediction, not one a method."),
+    everything: bool = typer.Option(
+        False, "--all", help="Show every prediction, not one per method."
+    ),
     check: str = typer.Option(
-        "", help="Predictions beside measurements: `paper`, or a .jsonl of `bench step --json`."
+        "",
+        help="Show predictions beside measurements: `paper`, or a .jsonl of `bench step --json`.",
     ),
     html: Path | None = typer.Option(None, help="Write a page with bars and curves."),
     as_json: bool = typer.Option(False, "--json", help="One JSON object."),
 ) -> None:
-    """Predict the seconds of a step for every way to exchange gradients, and say which to use.
+    """Predict the seconds of a step for every way to exchange gradients, and recommend one.
 
-    The answer may be not to compress. It is about time: density below 1 % may cost accuracy.
+    The recommendation may be not to compress. It is about time only: a density below 1 % may cost
+    accuracy.
     """
     from gradwire.plan.planner import plan as make_plan
     from gradwire.workbench.report.plan_page import check_html_name, write_plan_page
@@ -55,14 +63,14 @@ def plan(
         check_html_name(html)
     links: dict[str, str | float] = {"link": link, "latency": latency}
     if measure:
-        found_link = _measure()
-        if found_link is None:
+        cluster = _measure()
+        if cluster is None:
             return
-        workers, nodes = found_link["ranks"], found_link["nodes"]
-        links = {"link": found_link["link"], "latency": found_link["latency"]}
+        workers, nodes = cluster["ranks"], cluster["nodes"]
+        links = {"link": cluster["link"], "latency": cluster["latency"]}
     if workers is None:
         raise ConfigError("workers must be given: --workers 16, or --measure under torchrun")
-    found = make_plan(
+    result = make_plan(
         model,
         workers=workers,
         nodes=nodes,
@@ -78,37 +86,38 @@ def plan(
         **links,
     )
     if as_json:
-        typer.echo(json.dumps(found.asdict()))
+        typer.echo(json.dumps(result.asdict()))
     else:
-        # Parts of numbers are no use: a narrow terminal wraps the lines.
-        Console(width=max(WIDTH, console.width)).print(plan_table(found, everything))
-        say(found.recommendation.reason, style="bold")
-        for note in found.notes:
+        # Wide enough for the table: a narrow terminal wraps lines, rich would cut numbers off.
+        Console(width=max(WIDTH, console.width)).print(plan_table(result, everything))
+        say(result.recommendation.reason, style="bold")
+        for note in result.notes:
             say(f"note: {note}.")
     if html is not None:
-        path = write_plan_page(found, html)
+        path = write_plan_page(result, html)
         if not as_json:
             say(f"page  {path}")
 
 
-def _check(what: str, as_json: bool) -> None:
+def _check(source: str, as_json: bool) -> None:
+    """Print predictions beside measurements: of the paper, or of a file of `bench step`."""
     from gradwire.plan.rate import show_rate
     from gradwire.workbench.plan_check import paper
     from gradwire.workbench.plan_check.compare import compare_rows, read_bench_rows
 
-    if what == "paper":
+    if source == "paper":
         _, cells = paper.fit_and_compare()
         rows = [
             (r.model, r.method, "fitted" if r.fitted else "", r.paper, r.predicted) for r in cells
         ]
     else:
-        found = compare_rows(read_bench_rows(Path(what)))
+        comparisons = compare_rows(read_bench_rows(Path(source)))
         rows = [
             (
                 c.model, c.method, f"{c.ranks} ranks, {show_rate(c.link)}", c.measured,
                 c.prediction.seconds,
             )
-            for c in found
+            for c in comparisons
         ]  # fmt: skip
     if as_json:
         names = ("model", "method", "note", "measured", "predicted")
@@ -117,13 +126,13 @@ def _check(what: str, as_json: bool) -> None:
     for model, method, note, measured, predicted in rows:
         error = f"{predicted / measured - 1:+.1%}"
         say(f"{model:13} {method:22} {note:22} {measured:9.4f} s {predicted:9.4f} s {error:>7}")
-    good = sum(abs(predicted / measured - 1) <= NEAR for *_, measured, predicted in rows)
-    say(f"{good} of {len(rows)} within {NEAR:.0%}")
+    good = sum(abs(predicted / measured - 1) <= _NEAR for *_, measured, predicted in rows)
+    say(f"{good} of {len(rows)} within {_NEAR:.0%}")
 
 
 def _measure() -> dict[str, Any] | None:
-    """What the ranks found out; None on all but the first, who have nothing to say."""
-    from gradwire.workbench.cli.plan_measure import between_ranks
+    """Return the measured cluster on the first rank, None on the others."""
+    from gradwire.workbench.cli.link import measure_cluster
     from gradwire.workbench.train.launch import launch
     from gradwire.workbench.train.worker import under_torchrun
 
@@ -135,8 +144,8 @@ def _measure() -> dict[str, Any] | None:
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    found = launch(between_ranks, workers=2, device=device, timeout=60.0)
-    return found if found["rank"] == 0 else None
+    cluster = launch(measure_cluster, workers=2, device=device, timeout=60.0)
+    return cluster if cluster["rank"] == 0 else None
 
 
 def _count(text: str) -> int | None:

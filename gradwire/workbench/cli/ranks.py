@@ -1,4 +1,4 @@
-"""`gradwire doctor --ranks`: whether the ranks are alike, and which of them has a slow link."""
+"""Compare ranks for `gradwire doctor --ranks`: their versions, settings and links."""
 
 import os
 import platform
@@ -31,21 +31,21 @@ from gradwire.workbench.train.folder import package_version
 from gradwire.workbench.train.launch import launch
 from gradwire.workbench.train.worker import Worker, leave, under_torchrun
 
-COMMAND = "torchrun --nproc-per-node 4 -m gradwire doctor --ranks"
-TRIES = 3
-ENVIRONMENT = ("NCCL_", "GLOO_", "TORCH_", "TRITON_", "OMP_", "MKL_", "CUBLAS_", "GRADWIRE_")
-OWN = ("NCCL_HOSTID", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""What ranks may have each for itself."""
+_COMMAND = "torchrun --nproc-per-node 4 -m gradwire doctor --ranks"
+_TRIES = 3
+_ENVIRONMENT = ("NCCL_", "GLOO_", "TORCH_", "TRITON_", "OMP_", "MKL_", "CUBLAS_", "GRADWIRE_")
+_MAY_DIFFER = ("NCCL_HOSTID", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Environment variables that ranks may set differently."""
 
-Facts = dict[str, dict[str, str]]
+RankFacts = dict[str, dict[str, str]]
 
 
 def check_ranks(timeout: float, method: str, density: float, options: Sequence[str]) -> bool:
-    """Compares the ranks torchrun started; the first one shows a table. Whether all is well."""
+    """Compare the ranks of torchrun, and print a table on the first; return True if all is well."""
     if not under_torchrun():
-        raise ConfigError(f"--ranks looks at the ranks that torchrun starts: {COMMAND}")
+        raise ConfigError(f"--ranks looks at the ranks that torchrun starts: {_COMMAND}")
     if int(os.environ["WORLD_SIZE"]) < 2:
-        raise ConfigError(f"--ranks compares at least 2 ranks, got 1: {COMMAND}")
+        raise ConfigError(f"--ranks compares at least 2 ranks, got 1: {_COMMAND}")
     try:
         return launch(_compare, (method, density, tuple(options)), workers=0, timeout=timeout)
     except GradwireError:
@@ -59,27 +59,27 @@ def check_ranks(timeout: float, method: str, density: float, options: Sequence[s
         ) from error
 
 
-def _compare(worker: Worker, asked: tuple[str, float, tuple[str, ...]]) -> bool:
-    """The work of a rank (collective); the same answer on each."""
+def _compare(worker: Worker, settings: tuple[str, float, tuple[str, ...]]) -> bool:
+    """Compare this rank with the others; return the same answer on each (collective)."""
     control = DistributedGroup(worker.control, CPU)
-    everyone = gather_words(control, facts(*asked), CPU)
-    hosts = [words["place"]["host"] for words in everyone]
-    group = _fast_group(worker, everyone) or control
+    everyone = gather_words(control, rank_facts(*settings), CPU)
+    hosts = [facts["place"]["host"] for facts in everyone]
+    group = _fast_group(worker) or control
     links = measure_links(group, control)
-    for _ in range(TRIES - 1):
-        if not slow_words(links, hosts):
+    for _ in range(_TRIES - 1):
+        if not slow_link_lines(links, hosts):
             break
         links = links.best(measure_links(group, control))
-    wrong = differences(everyone) + slow_words(links, hosts)
+    wrong = differences(everyone) + slow_link_lines(links, hosts)
     if worker.first:
         backend = "nccl" if group.on_stream else "gloo"
-        _show(everyone, rank_figures(links, hosts), wrong, backend)
-    worker.barrier()  # torchrun ends the others as soon as one has failed
+        _print_table(everyone, rank_figures(links, hosts), wrong, backend)
+    worker.barrier()  # torchrun ends the other ranks as soon as one has failed.
     return not wrong
 
 
-def facts(method: str, density: float, options: Sequence[str]) -> Facts:
-    """What this rank runs, where, and how it was told to."""
+def rank_facts(method: str, density: float, options: Sequence[str]) -> RankFacts:
+    """Return host, GPUs, versions, settings and environment of this rank."""
     try:
         config = Config(method=method, density=density, options=parse_options(options, method))
         settings = {k: str(v) for k, v in config.asdict().items()}
@@ -97,16 +97,16 @@ def facts(method: str, density: float, options: Sequence[str]) -> Facts:
         "environment": {
             k: v
             for k, v in sorted(os.environ.items())
-            if k.startswith(ENVIRONMENT) and k not in OWN
+            if k.startswith(_ENVIRONMENT) and k not in _MAY_DIFFER
         },
     }
 
 
-def _fast_group(worker: Worker, everyone: Sequence[Facts]) -> DistributedGroup | None:
-    """NCCL's, where every rank has a GPU to itself."""
+def _fast_group(worker: Worker) -> DistributedGroup | None:
+    """Return an NCCL group if every rank has its own GPU, otherwise None (collective)."""
     local_world = int(os.environ.get("LOCAL_WORLD_SIZE", worker.world))
-    mine = torch.cuda.device_count() >= local_world
-    if not all(gather_words(DistributedGroup(worker.control, CPU), mine, CPU)):
+    enough_gpus = torch.cuda.device_count() >= local_world
+    if not all(gather_words(DistributedGroup(worker.control, CPU), enough_gpus, CPU)):
         return None
     device = torch.device("cuda", worker.local_rank)
     torch.cuda.set_device(device)
@@ -114,12 +114,15 @@ def _fast_group(worker: Worker, everyone: Sequence[Facts]) -> DistributedGroup |
     return DistributedGroup(dist.new_group(backend="nccl", timeout=timeout), device, timeout)
 
 
-def differences(everyone: Sequence[Facts]) -> list[str]:
-    """A line for everything in which ranks differ; the usual is what most have, or rank 0."""
+def differences(everyone: Sequence[RankFacts]) -> list[str]:
+    """Return a line for each difference from the usual value.
+
+    The usual value is the most common one; among equally common values that of the lowest rank.
+    """
     lines = [
-        f"rank {rank}: {words['settings']['refused']}"
-        for rank, words in enumerate(everyone)
-        if "refused" in words["settings"]
+        f"rank {rank}: {facts['settings']['refused']}"
+        for rank, facts in enumerate(everyone)
+        if "refused" in facts["settings"]
     ]
     kinds = {
         "versions": "Install the same everywhere.",
@@ -127,10 +130,10 @@ def differences(everyone: Sequence[Facts]) -> list[str]:
         "environment": "Set it alike everywhere.",
     }
     for kind, fix in kinds.items():
-        known = dict.fromkeys(k for words in everyone for k in words[kind] if k != "refused")
+        known = dict.fromkeys(k for facts in everyone for k in facts[kind] if k != "refused")
         for name in known:
-            values = [words[kind].get(name, "not set") for words in everyone]
-            refused = ["refused" in words[kind] for words in everyone]
+            values = [facts[kind].get(name, "not set") for facts in everyone]
+            refused = ["refused" in facts[kind] for facts in everyone]
             usual = Counter(values).most_common(1)[0][0]
             for rank, value in enumerate(values):
                 if value != usual and not refused[rank]:
@@ -141,34 +144,38 @@ def differences(everyone: Sequence[Facts]) -> list[str]:
     return lines
 
 
-def slow_words(links: Links, hosts: Sequence[str]) -> list[str]:
-    """A line for every rank and every pair that is slow beside the others."""
-    found = slow_ranks(rank_figures(links, hosts))
+def slow_link_lines(links: Links, hosts: Sequence[str]) -> list[str]:
+    """Return a line for every rank and every pair that is slower than the others."""
+    slow = slow_ranks(rank_figures(links, hosts))
     lines = []
-    for rank, what, own, usual in found:
-        if what == "latency":
-            figures_said = f"latency is {1e3 * own:.2f} ms, that of the others {1e3 * usual:.2f} ms"
+    for rank, figure, value, usual in slow:
+        if figure == "latency":
+            text = f"latency is {1e3 * value:.2f} ms, that of the others {1e3 * usual:.2f} ms"
         else:
-            figures_said = f"{what} {show_rate(own)}, the others {show_rate(usual)}"
-        lines.append(f"rank {rank}: {figures_said}. Look at its link.")
-    for a, b, rate in slow_pairs(links, hosts, {rank for rank, *_ in found}):
+            text = f"{figure} {show_rate(value)}, the others {show_rate(usual)}"
+        lines.append(f"rank {rank}: {text}. Look at its link.")
+    for a, b, rate in slow_pairs(links, hosts, {rank for rank, *_ in slow}):
         lines.append(f"ranks {a} to {b}: {show_rate(rate)}, less than half of other pairs.")
     return lines
 
 
-def _show(
-    everyone: Sequence[Facts], found: Sequence[RankFigures], wrong: Sequence[str], backend: str
+def _print_table(
+    everyone: Sequence[RankFacts],
+    figures: Sequence[RankFigures],
+    wrong: Sequence[str],
+    backend: str,
 ) -> None:
     names = ("rank", "host", "GPUs", "gradwire", "torch", "python", "sends", "receives", "latency")
     rows = [[*names, ""]]
-    for rank, (words, own) in enumerate(zip(everyone, found, strict=True)):
-        odd = any(line.startswith(f"rank {rank}:") for line in wrong)
+    for rank, (facts, measured) in enumerate(zip(everyone, figures, strict=True)):
+        is_wrong = any(line.startswith(f"rank {rank}:") for line in wrong)
         rows.append(
             [
-                str(rank), words["place"]["host"], words["place"]["gpus"],
-                *(words["versions"][name] for name in ("gradwire", "torch", "python")),
-                show_rate(own.sends), show_rate(own.receives), f"{1e3 * own.latency:.2f} ms",
-                "see below" if odd else "",
+                str(rank), facts["place"]["host"], facts["place"]["gpus"],
+                *(facts["versions"][name] for name in ("gradwire", "torch", "python")),
+                show_rate(measured.sends), show_rate(measured.receives),
+                f"{1e3 * measured.latency:.2f} ms",
+                "see below" if is_wrong else "",
             ]
         )  # fmt: skip
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

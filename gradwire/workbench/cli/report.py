@@ -1,4 +1,4 @@
-"""`gradwire report`."""
+"""The command `gradwire report`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +14,7 @@ def report(
         Path, typer.Argument(help="A folder that `gradwire train` or `gradwire study` made.")
     ],
 ) -> None:
-    """Write a folder's report.html again: a run's, also while it goes, or that of its studies."""
+    """Write report.html of a folder again: that of a run, even while it goes, or of studies."""
     from gradwire.workbench.report.studies import write_studies
     from gradwire.workbench.study.folder import studies_in
 

@@ -1,4 +1,4 @@
-"""Words on the terminal."""
+"""Print lines, errors and warnings on the terminal."""
 
 from rich.console import Console
 from rich.text import Text
@@ -8,12 +8,12 @@ errors = Console(stderr=True, highlight=False)
 
 
 def say(text: str = "", style: str = "") -> None:
-    """Prints a line as it is: brackets are no markup, long lines are not broken."""
+    """Print a line without changes: brackets are no markup, and long lines are not broken."""
     console.print(Text(text, style=style), soft_wrap=True)
 
 
 def complain(text: str) -> None:
-    """Prints `error: ...` in red on stderr."""
+    """Print `error: ...` in red on stderr."""
     errors.print(Text(f"error: {text}", style="red"), soft_wrap=True)
 
 

@@ -1,4 +1,4 @@
-"""`gradwire study`."""
+"""The command `gradwire study`."""
 
 import shlex
 import sys
@@ -14,22 +14,26 @@ def study(
     name: str = typer.Argument(help="The study; `gradwire study list` shows them."),
     out: Path = typer.Option(Path("studies"), "--out", "-o", help="Folder of all studies."),
     small: bool = typer.Option(
-        False, "--small", help="On a CPU in two minutes, with embedded data."
+        False, "--small", help="Run on a CPU in two minutes, with embedded data."
     ),
     data_dir: Path | None = typer.Option(None, "--data-dir", help="Folder of the data sets."),
     device: str = typer.Option("auto", help="cpu, cuda, or auto."),
-    seed: int = typer.Option(0, "--seed", "-s", min=0, help="Of everything random."),
-    seeds: int = typer.Option(0, min=0, help="How many, from --seed on (accuracy, convergence)."),
-    epochs: int = typer.Option(0, min=0, help="Instead of its own (accuracy, convergence)."),
+    seed: int = typer.Option(0, "--seed", "-s", min=0, help="The seed of everything random."),
+    seeds: int = typer.Option(
+        0, min=0, help="Number of seeds, from --seed on (accuracy, convergence)."
+    ),
+    epochs: int = typer.Option(
+        0, min=0, help="Epochs in place of the study's own (accuracy, convergence)."
+    ),
     only: list[str] = typer.Option(
-        [], "--only", help="Measure only what has this in it: `--only fnn3,lenet5 --only topk`."
+        [], "--only", help="Measure only cells with this text: `--only fnn3,lenet5 --only topk`."
     ),
     jobs: int = typer.Option(1, "--jobs", "-j", min=1, help="Cells measured side by side."),
 ) -> None:
     """Measure a figure or table of the papers again: rows, pictures, and a page of the report.
 
-    A study that was stopped goes on with the same command; several processes can share one OUT,
-    each with an --only of its own. `gradwire report OUT` collects them.
+    The same command continues a study that was stopped. Several processes can share one OUT, each
+    with another --only. `gradwire report OUT` collects their results.
     """
     from gradwire.workbench.report.studies import write_studies
     from gradwire.workbench.study import STUDIES, Settings
@@ -42,9 +46,9 @@ def study(
         return
     if name not in STUDIES:
         raise unknown("study", name, STUDIES)
-    place = "cpu" if small and device == "auto" else pick_device(device)
+    kind = "cpu" if small and device == "auto" else pick_device(device)
     files = str(data_dir.expanduser().absolute()) if data_dir else None
-    settings = Settings(small, files, place, seed, seeds, epochs)
+    settings = Settings(small, files, kind, seed, seeds, epochs)
     command = f"gradwire {shlex.join(sys.argv[1:])}"
     try:
         page = run_study(STUDIES[name], settings, out, command, say, only, jobs)

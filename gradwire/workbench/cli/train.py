@@ -1,4 +1,4 @@
-"""`gradwire train`."""
+"""The command `gradwire train`."""
 
 import shlex
 import sys
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from gradwire.errors import ConfigError
-from gradwire.workbench.cli.flags import chosen, long_name, with_flags
+from gradwire.workbench.cli.flags import chosen_fields, long_name, with_flags
 from gradwire.workbench.cli.outcome import train_and_report
 from gradwire.workbench.cli.say import complain
 from gradwire.workbench.train import Options, RunLimits, TrainJob, program
@@ -49,7 +49,7 @@ _Resume = Annotated[
     typer.Option(
         "--resume",
         rich_help_panel=FOLDER,
-        help="Go on with the run in this folder. Other flags may not differ from the run's, except "
+        help="Go on with the run in this folder. Other flags must be those of the run, except "
         f"{', '.join(map(long_name, FREE))}.",
     ),
 ]
@@ -65,11 +65,11 @@ def train(
     NCCL. Ctrl-C or SIGTERM saves a checkpoint, shows the command that continues the run bit for
     bit, and exits with code 130.
     """
-    choices, limits = chosen(Options, flags), RunLimits(**chosen(RunLimits, flags))
+    choices, limits = chosen_fields(Options, flags), RunLimits(**chosen_fields(RunLimits, flags))
     command = f"{program()} {shlex.join(sys.argv[1:])}"
     try:
         code = train_and_report(
-            _plan(choices, out, overwrite, resume, limits=limits, command=command)
+            _make_job(choices, out, overwrite, resume, limits=limits, command=command)
         )
     except KeyboardInterrupt:
         complain("stopped at once; the last checkpoint is what remains.")
@@ -78,12 +78,12 @@ def train(
         raise typer.Exit(code)
 
 
-def _plan(
-    choices: dict[str, Any], out: Path | None, overwrite: bool, resume: Path | None, **rest: Any
+def _make_job(
+    choices: dict[str, Any], out: Path | None, overwrite: bool, resume: Path | None, **fields: Any
 ) -> TrainJob:
-    """Return the runs to do and their folder."""
+    """Return the job that the flags describe."""
     if resume is None:
-        return TrainJob.new(choices, out, overwrite=overwrite, **rest)
+        return TrainJob.new(choices, out, overwrite=overwrite, **fields)
     if out is not None or overwrite:
         raise ConfigError("--resume goes on in its own folder: leave --out and --overwrite out.")
-    return TrainJob.resume(resume, choices, **rest)
+    return TrainJob.resume(resume, choices, **fields)

@@ -15,7 +15,7 @@ from typing import Any
 from gradwire.errors import ConfigError, GradwireError, StateError, one_line
 from gradwire.version import __version__
 from gradwire.workbench.study.study import Cell, Settings, Study, StudyRow
-from gradwire.workbench.train.folder import machine, read_json, write_json
+from gradwire.workbench.train.folder import describe_machine, read_json, write_json
 
 HEAD, ROWS, LOCK, UNFINISHED = "study.json", "rows.jsonl", ".lock", "unfinished"
 CHOICES = ("seeds", "epochs")
@@ -42,7 +42,7 @@ class StudyFolder:
                 self._check(asked)
                 return
             head = {"name": self.name, "settings": asked, "command": command}
-            write_json(self.path / HEAD, head | {"machine": machine(settings.device)})
+            write_json(self.path / HEAD, head | {"machine": describe_machine(settings.device)})
 
     def _check(self, asked: dict[str, Any]) -> None:
         """Raise a ConfigError if another version or other settings made the folder."""

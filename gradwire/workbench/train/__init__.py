@@ -1,4 +1,4 @@
-"""Training runs: the loop, its workers, its run folder."""
+"""Training runs: the loop, the workers, and the run folder."""
 
 from gradwire.workbench.train.job import TrainJob, program, resume_command
 from gradwire.workbench.train.options import Options

@@ -1,4 +1,4 @@
-"""Where a resumed run begins: at its checkpoint, or at step 0 if it never had one."""
+"""The beginning of a resumed run: its checkpoint, or step 0 if it never had one."""
 
 from pathlib import Path
 
@@ -8,16 +8,17 @@ from gradwire.workbench.train import folder as folders
 from gradwire.workbench.train.metrics import read_records
 
 
-def check(folder: Path, main: Path) -> str:
-    """What to say before the run in `folder` goes on; StateError if its checkpoint is gone.
+def beginning_note(folder: Path, main: Path) -> str:
+    """Return a note for the user if the run in `folder` starts again at step 0, otherwise "".
 
-    `main` is the folder that was named: another one is that of a comparison in it.
+    Raise StateError if the run has saved a checkpoint that is gone. `main` is the folder that the
+    user named; `folder` differs from it for a run that --compare has added.
     """
     if checkpoint.exists(folder) or not (folder / folders.CONFIG).is_file():
         return ""
     if step := saved_step(folder):
-        there = folder / folders.CHECKPOINT
-        missing = there / checkpoint.TRAINER if there.is_dir() else there
+        saved = folder / folders.CHECKPOINT
+        missing = saved / checkpoint.TRAINER if saved.is_dir() else saved
         again = f"start again with --out {folder} --overwrite"
         if folder != main:
             again = f"remove {folder} to start it again"
@@ -29,8 +30,11 @@ def check(folder: Path, main: Path) -> str:
 
 
 def saved_step(folder: Path) -> int:
-    """The last step at which the run is known to have saved; 0 if it is not known to have."""
-    steps = [_step(folder / folders.SAVED, "step"), _step(folder / folders.RESULT, "steps")]
+    """Return the last step at which the run is known to have saved; 0 without such a step."""
+    steps = [
+        _read_step(folder / folders.SAVED, "step"),
+        _read_step(folder / folders.RESULT, "steps"),
+    ]
     # A step after the end of an epoch is only taken once that epoch's checkpoint is written.
     ended = [0]
     for record in read_records(folder / folders.METRICS):
@@ -40,8 +44,8 @@ def saved_step(folder: Path) -> int:
     return max(steps)
 
 
-def _step(path: Path, name: str) -> int:
-    """A number in a JSON file of the folder; 0 without the file."""
+def _read_step(path: Path, name: str) -> int:
+    """Return the step under `name` in a JSON file; 0 without the file."""
     if not path.is_file():
         return 0
     content = folders.read_json(path)

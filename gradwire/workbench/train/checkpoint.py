@@ -1,8 +1,8 @@
-"""Where a run stands on disk: `checkpoint/trainer.pt` and every rank's compressor state.
+"""Checkpoints of a run: `checkpoint/trainer.pt` and the compressor state of every rank.
 
-trainer.pt names the folder of the compressor states that belong to it and is replaced last, in one
-go: a crash at any moment leaves the old checkpoint or the new one, whole. Its last 32 bytes are the
-sha256 of the rest, which torch.load does not read.
+trainer.pt names the folder of the compressor states that belong to it. It is replaced last and in
+one go, so a crash at any moment leaves the old checkpoint or the new one, whole. Its last 32 bytes
+are the sha256 of the bytes before them; torch.load ignores these 32 bytes.
 """
 
 import contextlib
@@ -30,16 +30,18 @@ if TYPE_CHECKING:
     from gradwire.workbench.train.replica import Replica
 
 TRAINER, VERSION = "trainer.pt", 3
-DIGEST = 32
-CPU = torch.device("cpu")
+_DIGEST_BYTES = 32
+_CPU = torch.device("cpu")
 
 
 @dataclass
 class Position:
-    """How far a run has come. Nothing random is kept: every step draws from its own seed.
+    """The progress of a run. No random state is kept, because every step draws from its own seed.
 
-    `offset` counts steps within `epoch`. The sums are over all ranks; loss is summed since the last
-    metrics line.
+    offset: steps within `epoch`. workers: the number of ranks that took them.
+    seconds: training time. bytes_sent, bytes_dense: sums over all ranks since the start.
+    loss_sum, loss_steps: sum over all ranks, and steps, since the last line of metrics.
+    score: that of the last test, None before the first.
     """
 
     step: int = 0
@@ -54,14 +56,17 @@ class Position:
     score: float | None = None
 
     def with_workers(self, workers: int, steps: int) -> "Position":
-        """The same place in the epoch's permutation for another number of workers."""
+        """Return the position for another number of workers, as far into the epoch's examples.
+
+        `steps` are those of an epoch with `workers` workers. A started step counts as done.
+        """
         seen = self.offset * self.workers
         offset = min(-(-seen // workers), steps)
         return Position(**(asdict(self) | {"workers": workers, "offset": offset}))
 
 
 def save(folder: Path, worker: Worker, position: Position, replica: "Replica") -> None:
-    """Writes a checkpoint (collective)."""
+    """Write a checkpoint (collective). A write that fails is an ExchangeError on every rank."""
     target = folder / CHECKPOINT
     wires = f"wire-{position.step:08d}"
     gradwire.save(replica.wire, target / wires)
@@ -79,14 +84,14 @@ def save(folder: Path, worker: Worker, position: Position, replica: "Replica") -
         except OSError as error:
             failure = f"{target / TRAINER} could not be written: {error.strerror}"
         else:
-            _clear(target, wires)
-            _note(folder, position.step)
+            _remove_older(target, wires)
+            _note_step(folder, position.step)
     if failure := worker.share(failure):
         raise ExchangeError(f"{failure}. The last checkpoint is untouched")
 
 
-def _clear(target: Path, wires: str) -> None:
-    """Removes what older checkpoints, and writers that were killed, have left."""
+def _remove_older(target: Path, wires: str) -> None:
+    """Remove the files of older checkpoints, and of writers that were killed."""
     for old in target.glob("wire-*"):
         if old.name != wires:
             shutil.rmtree(old, ignore_errors=True)
@@ -94,23 +99,23 @@ def _clear(target: Path, wires: str) -> None:
         old.unlink(missing_ok=True)
 
 
-def _note(folder: Path, step: int) -> None:
-    """Writes beside the checkpoint that there is one: without it nobody could tell later."""
+def _note_step(folder: Path, step: int) -> None:
+    """Write the step beside the checkpoint, to notice later that a checkpoint is gone."""
     text = json.dumps({"step": step}).encode() + b"\n"
     with contextlib.suppress(OSError):
         replace(folder / SAVED, lambda out: out.write(text))
 
 
 def exists(folder: Path) -> bool:
-    """Whether the run has a checkpoint."""
+    """Return True if the run has a checkpoint."""
     return (folder / CHECKPOINT / TRAINER).is_file()
 
 
 def load(folder: Path, worker: Worker) -> dict[str, Any] | None:
-    """What `save` wrote but for the compressor states, on CPU; None without a checkpoint.
+    """Return the content of trainer.pt, on CPU; None without a checkpoint (collective).
 
-    Collective: whether there is one is rank 0's word, and a file that is damaged, missing or
-    another on one rank is an error on every rank.
+    Rank 0 decides if there is a checkpoint. A file that is damaged or missing on one rank, or
+    differs from that of rank 0, is a StateError on every rank.
     """
     if not worker.share(exists(folder)):
         return None
@@ -121,28 +126,30 @@ def load(folder: Path, worker: Worker) -> dict[str, Any] | None:
         content, digest = _read(path)
     except StateError as error:
         failure = error
-    group = DistributedGroup(worker.control, CPU)
-    raise_together(group, failure, StateError, CPU)
-    digests = gather_words(group, digest.hex(), CPU)
-    if odd := [rank for rank, other in enumerate(digests) if other != digests[0]]:
-        raise StateError(f"{path}: rank {odd[0]} has another one than rank 0. Copy one to all.")
+    group = DistributedGroup(worker.control, _CPU)
+    raise_together(group, failure, StateError, _CPU)
+    digests = gather_words(group, digest.hex(), _CPU)
+    if differing := [rank for rank, other in enumerate(digests) if other != digests[0]]:
+        raise StateError(
+            f"{path}: rank {differing[0]} has another one than rank 0. Copy one to all."
+        )
     return content
 
 
 def _read(path: Path) -> tuple[dict[str, Any], bytes]:
-    """The content and its sha256; tensors and plain values only."""
+    """Return the content and its sha256. Only tensors and plain values are unpickled."""
     try:
         raw = path.read_bytes()
     except OSError as error:
         raise StateError(f"{path} cannot be read: {error.strerror}.") from error
-    rest, digest = raw[:-DIGEST], raw[-DIGEST:]
-    if hashlib.sha256(rest).digest() != digest:
+    packed, digest = raw[:-_DIGEST_BYTES], raw[-_DIGEST_BYTES:]
+    if hashlib.sha256(packed).digest() != digest:
         raise StateError(
             f"{path} is damaged, or of a version before {VERSION}: its sha256 does not fit. "
             f"Start a new run."
         )
     try:
-        content = torch.load(io.BytesIO(rest), map_location="cpu", weights_only=True)
+        content = torch.load(io.BytesIO(packed), map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many kinds
         raise StateError(f"{path} cannot be read: {one_line(error)}") from error
     if not isinstance(content, dict) or content.get("version") != VERSION:
@@ -158,14 +165,18 @@ def _write(content: dict[str, Any], out: BinaryIO) -> None:
 
 
 def _seal(out: BinaryIO) -> None:
-    """Appends the sha256 of what the file holds."""
+    """Append the sha256 of the file's content."""
     out.seek(0)
     out.write(hashlib.sha256(out.read()).digest())
 
 
 @contextlib.contextmanager
-def fitting(folder: Path) -> Iterator[None]:
-    """Within this context a content that fits no such run is one line; alike on every rank."""
+def misfit_errors(folder: Path) -> Iterator[None]:
+    """Turn any error of torch in this context into a StateError of one line.
+
+    The content of the checkpoint then does not fit the model or the optimiser. Every rank has the
+    same content and raises the same error.
+    """
     try:
         yield
     except GradwireError:
@@ -176,5 +187,5 @@ def fitting(folder: Path) -> Iterator[None]:
 
 
 def load_wire(folder: Path, content: dict[str, Any], wire: Any) -> None:
-    """Gives `wire` the state that belongs to the checkpoint (collective)."""
+    """Load the compressor state that belongs to the checkpoint into `wire` (collective)."""
     gradwire.load(wire, folder / CHECKPOINT / content["wire"])

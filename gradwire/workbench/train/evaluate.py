@@ -1,4 +1,4 @@
-"""How good the model is, and whether all ranks have the same one."""
+"""Evaluation: the score of a model, and a digest that shows if all ranks have the same model."""
 
 from hashlib import sha256
 
@@ -12,11 +12,11 @@ from gradwire.workbench.train.worker import Worker
 
 
 @torch.no_grad()
-def score(model: nn.Module, task: TrainTask, data: Data, worker: Worker) -> float:
-    """The task's score of the model on the test set (collective).
+def evaluate_model(model: nn.Module, task: TrainTask, data: Data, worker: Worker) -> float:
+    """Return the task's score of the model on the test set (collective).
 
-    Each rank takes its part. Running statistics of normalisation layers are rank 0's, as they are
-    in DDP's next forward pass and in the checkpoint.
+    Each rank takes its part of the test set. Running statistics of normalisation layers become
+    those of rank 0, as in DDP's next forward pass and in the checkpoint.
     """
     for buffer in model.buffers():
         dist.broadcast(buffer, src=0)
@@ -30,8 +30,8 @@ def score(model: nn.Module, task: TrainTask, data: Data, worker: Worker) -> floa
     return task.score(torch.tensor(worker.sum(*sums.tolist()), dtype=torch.float32))
 
 
-def digest(model: nn.Module) -> str:
-    """The SHA-256 of all parameters: names, types, shapes and bytes, in order."""
+def parameters_digest(model: nn.Module) -> str:
+    """Return the SHA-256 of all parameters: names, types, shapes and bytes, in order."""
     sha = sha256()
     for name, parameter in model.named_parameters():
         values = parameter.detach().cpu().contiguous()
@@ -40,9 +40,9 @@ def digest(model: nn.Module) -> str:
     return sha.hexdigest()
 
 
-def replicas_identical(mine: str, worker: Worker) -> bool:
-    """Whether every rank has the digest `mine` (collective)."""
-    flat = torch.tensor(list(bytes.fromhex(mine)), dtype=torch.uint8)
+def replicas_identical(own_digest: str, worker: Worker) -> bool:
+    """Return True if every rank has the same digest (collective)."""
+    flat = torch.tensor(list(bytes.fromhex(own_digest)), dtype=torch.uint8)
     all_ranks = [torch.empty_like(flat) for _ in range(worker.world)]
     dist.all_gather(all_ranks, flat, group=worker.control)
     return all(bool((other == flat).all()) for other in all_ranks)

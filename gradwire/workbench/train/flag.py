@@ -1,4 +1,4 @@
-"""The part of an option that only the command line has: a panel of the help, sentences, names."""
+"""The flag of an option: its help, its panel, and its names on the command line."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -77,6 +77,6 @@ def item_type(kind: Any) -> Any:
     return get_args(kind)[0] if get_origin(kind) is tuple else None
 
 
-def shown(value: Any) -> str:
+def default_text(value: Any) -> str:
     """Return a default as the help shows it."""
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,6 +1,7 @@
 """The run folder: config.json, metrics.jsonl, checkpoint/, gradients/, result.json, report.html.
 
-saved.json has the step of the last checkpoint, and outlives it. While a run goes there is a lock.
+saved.json keeps the step of the last checkpoint, even after that checkpoint is lost. The file
+`lock` is there while a run writes.
 """
 
 import json
@@ -21,28 +22,29 @@ from gradwire.workbench.train.saved import options_from_dict
 CONFIG, METRICS, RESULT = "config.json", "metrics.jsonl", "result.json"
 REPORT, CHECKPOINT, TENSORBOARD = "report.html", "checkpoint", "tensorboard"
 GRADIENTS, SAVED, LOCK = "gradients", "saved.json", "lock"
-FILES, FOLDERS = (CONFIG, METRICS, RESULT, REPORT, SAVED), (CHECKPOINT, TENSORBOARD, GRADIENTS)
-TRACES = (METRICS, RESULT, SAVED)
-"""What only a run that has begun leaves."""
+_FILES = (CONFIG, METRICS, RESULT, REPORT, SAVED)
+_FOLDERS = (CHECKPOINT, TENSORBOARD, GRADIENTS)
+_TRACES = (METRICS, RESULT, SAVED)
+"""The files that only a run that has begun leaves."""
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Replaces `path` in one go: a reader sees the old content or the new, never half of it."""
+    """Replace `path` in one go: a reader sees the old content or the new, never half of it."""
     scratch = path.with_name(path.name + ".tmp")
     scratch.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     os.replace(scratch, path)
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file in a run folder."""
+    """Return the content of a JSON file in a run folder."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise StateError(f"{path} cannot be read: {one_line(error)}.") from error
 
 
-def make(folder: Path) -> None:
-    """Makes the folder of a run."""
+def make_run_folder(folder: Path) -> None:
+    """Make the folder of a run."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -50,10 +52,10 @@ def make(folder: Path) -> None:
 
 
 def open_new(folder: Path, overwrite: bool = False) -> None:
-    """Readies the folder of a new run; one that holds a run is refused, or emptied of it."""
+    """Prepare the folder of a new run. A run that is already in it is refused, or removed."""
     if overwrite:
         _remove_run(folder)
-    if any((folder / name).exists() for name in TRACES):
+    if any((folder / name).exists() for name in _TRACES):
         raise ConfigError(
             f"{folder} already holds a run. Continue it with --resume {folder}, replace it with "
             "--overwrite, or choose another --out."
@@ -61,30 +63,37 @@ def open_new(folder: Path, overwrite: bool = False) -> None:
 
 
 def _remove_run(folder: Path) -> None:
-    """Removes what a run wrote; anything else in the folder stays."""
+    """Remove the files that a run wrote; anything else in the folder stays."""
     if not (folder / CONFIG).is_file():
         return
-    for name in FILES:
+    for name in _FILES:
         (folder / name).unlink(missing_ok=True)
-    for part in [*(folder / name for name in FOLDERS), *folder.glob("compare-*")]:
+    for part in [*(folder / name for name in _FOLDERS), *folder.glob("compare-*")]:
         shutil.rmtree(part, ignore_errors=True)
 
 
 def discard_unused(folder: Path) -> None:
-    """Empties the folder of a run that failed before it began; the lock's end removes it."""
+    """Empty the folder of a run that failed before its first step.
+
+    The end of the lock then removes the empty folder.
+    """
     if {path.name for path in folder.iterdir()} == {CONFIG, LOCK}:
         (folder / CONFIG).unlink()
 
 
 def write_config(folder: Path, options: Options, command: str = "") -> None:
-    """Writes what the run does, what was typed for it, and where it happens."""
+    """Write the options of the run, the command line, and the machine."""
     folder.mkdir(parents=True, exist_ok=True)
-    content = {"options": options.asdict(), "command": command, "machine": machine(options.device)}
+    content = {
+        "options": options.asdict(),
+        "command": command,
+        "machine": describe_machine(options.device),
+    }
     write_json(folder / CONFIG, content)
 
 
 def read_config(folder: Path) -> Options:
-    """What the run in `folder` does."""
+    """Return the options of the run in `folder`."""
     if not (folder / CONFIG).is_file():
         raise ConfigError(f"{folder} is not a run folder: it has no {CONFIG}.")
     content = read_json(folder / CONFIG)
@@ -97,20 +106,20 @@ def read_config(folder: Path) -> Options:
 
 
 def read_command(folder: Path) -> str:
-    """What was typed for the run in `folder`, a line a time."""
+    """Return the command lines of the run in `folder`, one per line."""
     content = read_json(folder / CONFIG)
     return str(content.get("command", "")) if isinstance(content, dict) else ""
 
 
 def read_machine(folder: Path) -> dict[str, str]:
-    """Where the run in `folder` happened, in words."""
+    """Return the description of the machine on which the run in `folder` began."""
     content = read_json(folder / CONFIG)
-    found = content.get("machine") if isinstance(content, dict) else None
-    return {k: str(v) for k, v in found.items()} if isinstance(found, dict) else {}
+    machine = content.get("machine") if isinstance(content, dict) else None
+    return {k: str(v) for k, v in machine.items()} if isinstance(machine, dict) else {}
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:
-    """What came out of the run in `folder`; None where it has not ended yet."""
+    """Return the result of the run in `folder`; None before the run has ended."""
     if not (folder / RESULT).is_file():
         return None
     result = read_json(folder / RESULT)
@@ -120,19 +129,22 @@ def read_result(folder: Path) -> dict[str, Any] | None:
 
 
 def compare_folder(folder: Path, name: str) -> Path:
-    """Where the run that `--compare name` adds is kept."""
+    """Return the folder of the run that `--compare name` adds."""
     return folder / f"compare-{name.replace('/', '-')}"
 
 
 def lock_folder(folder: Path) -> Path:
-    """Where the lock of the run in `folder` is: a comparison has that of the run it belongs to."""
-    whole = folder.absolute().parent
-    compared = folder.absolute().name.startswith("compare-") and (whole / CONFIG).is_file()
-    return whole if compared else folder
+    """Return the folder of the lock of the run in `folder`.
+
+    A run that --compare has added shares the lock of the run that it is compared with.
+    """
+    parent = folder.absolute().parent
+    compared = folder.absolute().name.startswith("compare-") and (parent / CONFIG).is_file()
+    return parent if compared else folder
 
 
-def machine(device: str) -> dict[str, str]:
-    """Where the run happens: versions and hardware, in words."""
+def describe_machine(device: str) -> dict[str, str]:
+    """Return the versions and the hardware of this machine, in words."""
     cores = f"{os.cpu_count()} cores"
     hardware = torch.cuda.get_device_name() if device == "cuda" else f"{_cpu_name()}, {cores}"
     return {
@@ -145,7 +157,7 @@ def machine(device: str) -> dict[str, str]:
 
 
 def package_version(name: str) -> str:
-    """The installed version of a package, or "not installed"."""
+    """Return the installed version of a package, or "not installed"."""
     try:
         return version(name)
     except PackageNotFoundError:

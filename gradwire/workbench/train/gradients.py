@@ -1,4 +1,4 @@
-"""Recorded gradients: what a worker chose from, as flat .npy files."""
+"""Recorded gradients: the vector that a worker compressed, as flat .npy files."""
 
 import os
 from pathlib import Path
@@ -12,10 +12,10 @@ from gradwire.workbench.train.folder import GRADIENTS
 
 @torch.no_grad()
 def record_gradient(folder: Path, step: int, state: State) -> Path:
-    """Writes u of the step just taken, every parameter behind the other, as fp32; its path.
+    """Write u of the step just taken as one fp32 vector, and return the path of the file.
 
-    u is gradient + residual; of a dense run that is the gradient. Between steps a bundle still
-    holds it. The file is there whole or not at all, and needs no pickle.
+    u is gradient + residual; in a dense run it is the gradient. Between steps a bundle still holds
+    u. The file appears whole or not at all, and needs no pickle.
     """
     parts = [b.u[s.offset : s.offset + s.numel] for b in state.bundles for s in b.slots]
     path = folder / GRADIENTS / f"step-{step:06d}.npy"

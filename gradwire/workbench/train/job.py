@@ -1,4 +1,4 @@
-"""What a command means: which runs in which folder."""
+"""A training job: the runs that a command asks for, and their folders."""
 
 import dataclasses
 import os
@@ -18,9 +18,12 @@ from gradwire.workbench.train.worker import under_torchrun
 
 @dataclass(frozen=True)
 class TrainJob:
-    """What to do in which folder, and what to say before it starts.
+    """The runs of one command, in one folder.
 
-    `command` is what was typed, a line a time; the report shows it.
+    options: those of the main run. limits: how far it goes this time. resumed: True: the folder
+    already holds the run. overwrite: True: remove a run that is already in the folder.
+    notes: sentences for the user, shown before the start.
+    command: the command lines of the run so far, one per line. The report shows them.
     """
 
     folder: Path
@@ -32,46 +35,46 @@ class TrainJob:
     command: str = ""
 
     @classmethod
-    def new(cls, choices: Mapping[str, Any], out: Path | None = None, **rest: Any) -> "TrainJob":
-        """A new run. `given` are the options that were chosen; None is not chosen."""
+    def new(cls, choices: Mapping[str, Any], out: Path | None = None, **fields: Any) -> "TrainJob":
+        """Return the job of a new run. `choices`: the options of the user; None is no choice."""
         options = resolve(choices, _torchrun_workers())
-        return cls(out or default_folder(options), options, **rest)
+        return cls(out or default_folder(options), options, **fields)
 
     @classmethod
     def resume(
-        cls, folder: Path, choices: Mapping[str, Any], command: str = "", **rest: Any
+        cls, folder: Path, choices: Mapping[str, Any], command: str = "", **fields: Any
     ) -> "TrainJob":
-        """The run in `folder`, from its last checkpoint on."""
+        """Return the job that goes on with the run in `folder`, from its last checkpoint."""
         workers = _torchrun_workers()
-        asked = dict(choices) | ({"workers": workers} if workers else {})
-        options, notes = resume_options(folders.read_config(folder), asked)
+        choices = dict(choices) | ({"workers": workers} if workers else {})
+        options, notes = resume_options(folders.read_config(folder), choices)
         pick_device(options.device)
         commands = "\n".join(filter(None, [folders.read_command(folder), command]))
-        return cls(folder, options, resumed=True, notes=tuple(notes), command=commands, **rest)
+        return cls(folder, options, resumed=True, notes=tuple(notes), command=commands, **fields)
 
     def runs(self) -> list[tuple[Options, Path]]:
-        """The run itself, then those it is compared with, each with its folder."""
-        own = dataclasses.replace(self.options, compare=())
+        """Return the main run and then the runs of --compare, each with its folder."""
+        main = dataclasses.replace(self.options, compare=())
         others = [
             (self.options.with_method(name), folders.compare_folder(self.folder, name))
             for name in self.options.compare
         ]
-        return [(own, self.folder), *others]
+        return [(main, self.folder), *others]
 
 
 def default_folder(options: Options) -> Path:
-    """A new folder's name: runs/, the model, the method and the time."""
+    """Return a new folder in runs/, named by model, method, density and time."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     return Path("runs") / f"{options.model}-{options.method}-{options.density:g}-{stamp}"
 
 
 def resume_command(folder: Path) -> str:
-    """What to type to go on with the run in `folder`."""
+    """Return the command that goes on with the run in `folder`."""
     return f"{program()} train --resume {shlex.quote(str(folder))}"
 
 
 def program() -> str:
-    """How this program was started."""
+    """Return the beginning of the command line that started this program."""
     if not under_torchrun():
         return "gradwire"
     ranks = os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"])
@@ -79,5 +82,5 @@ def program() -> str:
 
 
 def _torchrun_workers() -> int | None:
-    """How many ranks torchrun started, if it did."""
+    """Return the number of ranks that torchrun started; None without torchrun."""
     return int(os.environ["WORLD_SIZE"]) if under_torchrun() else None

@@ -1,4 +1,4 @@
-"""A function on every rank: those that torchrun started, or workers of our own."""
+"""Call a function on every rank: the ranks of torchrun, or worker processes started here."""
 
 import math
 import multiprocessing.connection
@@ -31,24 +31,24 @@ from gradwire.workbench.train.worker import (
 )
 
 Work = Callable[..., Any]
-GRACE = 0.3
-"""Seconds that the peers of a failed worker get to say what happened to them."""
+_GRACE = 0.3
+"""Seconds to wait for answers of other workers after a worker has failed."""
 ALONE = 60.0
-"""Seconds that a worker whose parent is gone gets to save."""
+"""Seconds that a worker has for a checkpoint after the end of its parent."""
 
 
 class WorkerError(ExchangeError):
-    """A worker that ended before its work was done."""
+    """Error of a worker that ended before its work was done."""
 
 
 def launch(
     work: Work, *args: Any, workers: int, device: str = "cpu", timeout: float | None = None
 ) -> Any:
-    """What rank 0's `work(place, *args)` returned.
+    """Call `work(worker, *args)` on every rank, and return the result of rank 0.
 
-    Under torchrun this process is a rank and only calls `work`. Alone it starts `workers`
-    processes on the loopback interface, passes SIGINT and SIGTERM on as `place.stop_asked`, and
-    ends them all when one fails or `timeout` seconds have passed.
+    Under torchrun this process is a rank, calls `work`, and returns its own result. Otherwise it
+    starts `workers` processes on the loopback interface. SIGINT and SIGTERM reach them through
+    `worker.stop_asked`. All processes end when one fails or `timeout` seconds have passed.
     """
     if under_torchrun():
         return _run_as_rank(work, args, device, timeout)
@@ -56,13 +56,13 @@ def launch(
     spawning = torch.multiprocessing.get_context("spawn")
     flag = spawning.RawValue("b", 0)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    rest = (workers, device, store.port, flag, os.getpid(), timeout)
+    settings = (workers, device, store.port, flag, os.getpid(), timeout)
     handles: list[_Handle] = []
     with _signals_set(flag):
         try:
             with _signals_blocked():
                 for rank in range(workers):
-                    handles.append(_start_worker(spawning, (work, args, rank, *rest)))
+                    handles.append(_start_worker(spawning, (work, args, rank, *settings)))
             return _collect(handles, timeout)
         finally:
             for handle in handles:
@@ -72,30 +72,30 @@ def launch(
 
 @dataclass
 class _Handle:
-    """A process of ours and the end of the pipe on which it answers."""
+    """A worker process, and our end of the pipe on which it answers."""
 
     process: Any
     pipe: Any
 
 
 def _start_worker(spawning: Any, task: tuple[Any, ...]) -> _Handle:
-    """A running worker."""
+    """Start a worker process."""
     ours, theirs = spawning.Pipe(duplex=False)
     process = spawning.Process(target=_run_own_worker, args=(theirs, *task), daemon=True)
     process.start()
-    theirs.close()  # or its end would not show when the worker dies
+    theirs.close()  # An open copy here would hide the end of the pipe when the worker dies.
     return _Handle(process, ours)
 
 
 @contextmanager
 def _signals_set(flag: Any) -> Iterator[None]:
-    """Within this context a signal sets `flag`; a second Ctrl-C ends everything now."""
-    asked = [0.0]
+    """Let signals set `flag` in this context; a second Ctrl-C raises KeyboardInterrupt."""
+    first_signal = [0.0]
 
     def on_signal(number: int, _: object) -> None:
-        if flag.value and number == signal.SIGINT and time.monotonic() - asked[0] > 1:
+        if flag.value and number == signal.SIGINT and time.monotonic() - first_signal[0] > 1:
             raise KeyboardInterrupt
-        asked[0] = asked[0] or time.monotonic()
+        first_signal[0] = first_signal[0] or time.monotonic()
         flag.value = 1
 
     before = {number: signal.signal(number, on_signal) for number in STOP_SIGNALS}
@@ -108,12 +108,13 @@ def _signals_set(flag: Any) -> Iterator[None]:
 
 @contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Within this context signals wait; processes started in it never get them.
+    """Block signals in this context, and for good in the processes that start in it.
 
-    They inherit the mask. A Ctrl-C goes to every process of the terminal, and would otherwise end
-    the workers in the middle of their imports.
+    Started processes inherit the mask. A Ctrl-C goes to every process of the terminal, and would
+    otherwise end the workers in the middle of their imports.
     """
-    resource_tracker.ensure_running()  # its start would unblock the signals
+    # Started now, because its start would unblock the signals.
+    resource_tracker.ensure_running()
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
@@ -122,13 +123,13 @@ def _signals_blocked() -> Iterator[None]:
 
 
 def _collect(handles: list[_Handle], timeout: float | None) -> Any:
-    """Rank 0's result once every worker has ended well; the first cause of a failure otherwise."""
+    """Return the result of rank 0 when every worker has succeeded; raise the cause of a failure."""
     deadline = time.monotonic() + (timeout or math.inf)
     waiting = {handle.pipe: rank for rank, handle in enumerate(handles)}
     results: dict[int, Any] = {}
     failures: list[_Failure] = []
     while waiting:
-        left = GRACE if failures else max(0.0, deadline - time.monotonic())
+        left = _GRACE if failures else max(0.0, deadline - time.monotonic())
         ready = multiprocessing.connection.wait(list(waiting), None if left == math.inf else left)
         if not ready:
             break
@@ -149,9 +150,12 @@ def _collect(handles: list[_Handle], timeout: float | None) -> Any:
 
 @dataclass(frozen=True)
 class _Failure:
-    """Why a worker failed. One that dies takes its peers with it: the lowest `blame` that came
-    first is the cause (0 a user's mistake, 1 a silent death, 2 any other exception, 3 that a peer
-    is gone)."""
+    """The failure of a worker.
+
+    A worker that dies makes its peers fail too. The cause is the failure with the lowest `blame`,
+    and the earliest of those. blame: 0 for a user's mistake, 1 for a silent death, 2 for any other
+    exception, 3 for a lost peer. at: the time of the failure.
+    """
 
     error: GradwireError
     blame: int
@@ -159,7 +163,7 @@ class _Failure:
 
 
 def _receive(handle: _Handle, rank: int) -> Any:
-    """What the worker returned, or its Failure."""
+    """Return the worker's result, or its failure."""
     try:
         done, value = handle.pipe.recv()
     except EOFError:
@@ -175,7 +179,7 @@ def _receive(handle: _Handle, rank: int) -> Any:
 
 
 def _describe_ending(code: int | None) -> str:
-    """How a process ended that did not say so itself."""
+    """Describe the end of a process that sent no answer."""
     if code == -signal.SIGKILL:
         return "was killed, perhaps for want of memory"
     if code is not None and code < 0:
@@ -184,7 +188,7 @@ def _describe_ending(code: int | None) -> str:
 
 
 def _send_answer(pipe: Any, done: bool, value: Any) -> None:
-    """Tells the parent, unless it is gone."""
+    """Send the result or the failure to the parent, unless the parent is gone."""
     with suppress(BrokenPipeError):
         pipe.send((done, value))
 
@@ -201,7 +205,7 @@ def _run_own_worker(
     parent: int,
     timeout: float | None,
 ) -> None:
-    """One of our own workers, from start to end."""
+    """Run one of the processes that `launch` starts, from start to end."""
     threading.Thread(target=_exit_after_parent, args=(parent,), daemon=True).start()
     try:
         share_cores(world)
@@ -226,7 +230,10 @@ def _run_own_worker(
 
 
 def _exit_after_parent(parent: int) -> None:
-    """End this process some time after its parent: one that waits for peers would not notice."""
+    """End this process ALONE seconds after its parent.
+
+    A process that waits for peers would not notice the end of its parent.
+    """
     while os.getppid() == parent:
         time.sleep(1)
     time.sleep(ALONE)
@@ -234,21 +241,21 @@ def _exit_after_parent(parent: int) -> None:
 
 
 def _run_as_rank(work: Work, args: tuple[Any, ...], device: str, timeout: float | None) -> Any:
-    """The same for a rank of torchrun, whose signals come to the rank itself."""
-    asked: list[int] = []
+    """Run `work` as a rank of torchrun, which sends signals to the rank itself."""
+    signals: list[int] = []
     for number in STOP_SIGNALS:
-        signal.signal(number, lambda n, _: asked.append(n))
+        signal.signal(number, lambda n, _: signals.append(n))
     rank, world, local = (int(os.environ[k]) for k in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     local_world = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     share_cores(local_world)
     on_device = device_of(device, local, local_world, own=False)
-    worker = Worker(rank, world, local, on_device, lambda: bool(asked), own_workers=False)
+    worker = Worker(rank, world, local, on_device, lambda: bool(signals), own_workers=False)
     try:
         with joined(worker, timeout=timeout or 1800.0):
             return work(worker, *args)
     except GradwireError as error:
-        # Every rank is refused alike; groups that are left behind make a noise at exit. To end them
-        # when a peer is gone could mean to wait for it.
+        # Every rank raises the same error, and groups that are left behind warn at exit. After the
+        # loss of a peer the groups stay, because their end could wait for that peer.
         if not isinstance(error, ExchangeError):
             leave()
         raise

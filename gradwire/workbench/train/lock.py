@@ -1,7 +1,7 @@
-"""The lock of a run folder: one run at a time writes there.
+"""The lock of a run folder: one run at a time writes to the folder.
 
 The file `lock` holds a line of JSON for each process of the run that may write: its host, its pid
-and when it started. The first of them holds a flock on the file, which ends with the process.
+and the time of its start. The first process holds a flock on the file, which ends with the process.
 """
 
 import contextlib
@@ -16,65 +16,68 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gradwire.errors import ConfigError
-from gradwire.workbench.train.folder import LOCK, lock_folder, make
+from gradwire.workbench.train.folder import LOCK, lock_folder, make_run_folder
 
-PATIENCE = 1.0
-"""Seconds that a holder gets between making the lock and writing its name."""
+_PATIENCE = 1.0
+"""Seconds to wait for a holder that has made the lock, but not written its line yet."""
 
 
 @dataclass(frozen=True)
 class Holder:
-    """A process that writes. `started` is in clock ticks since the boot; None without /proc."""
+    """A process that may write. `started` is in clock ticks since the boot; None without /proc."""
 
     host: str
     pid: int
     started: int | None
 
     @property
-    def here(self) -> bool:
+    def on_this_host(self) -> bool:
         return self.host == socket.gethostname()
 
     @property
     def alive(self) -> bool:
-        """Whether it may still write; a pid that another process has by now is another's."""
-        if not self.here:
+        """True: the process may still write. On another host it counts as alive.
+
+        A new process with the same pid has another start.
+        """
+        if not self.on_this_host:
             return True
         if self.started is not None:
-            return _start_of(self.pid) == self.started
-        return _answers(self.pid)
+            return _start_ticks(self.pid) == self.started
+        return _process_exists(self.pid)
 
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Makes `folder`; within this context no other run opens it. One in use is a ConfigError.
+    """Make `folder` and lock it in this context; raise ConfigError if another run uses it.
 
-    The lock is removed at the end, and an empty folder too. A killed process leaves its lock, which
-    does not count on its own host.
+    The end of the context removes the lock, and the folder too if it is empty. A killed process
+    leaves its lock behind. On the same host that lock does not count.
     """
-    make(folder)
+    make_run_folder(folder)
     path = lock_folder(folder) / LOCK
-    file = _taken(path)
+    file = _take(path)
     try:
         yield
     finally:
-        # Removed before it is let go of, or it could be the next one's.
-        if _is(file, path):
+        # Removed before its release: afterwards the lock may belong to the next run.
+        if _is_same_file(file, path):
             path.unlink(missing_ok=True)
         file.close()
         with contextlib.suppress(OSError):
             folder.rmdir()
 
 
-def join(folder: Path) -> None:
-    """Adds this process to the lock: a worker saves even after its launcher was killed."""
+def join_lock(folder: Path) -> None:
+    """Add this process to the lock, because it may save after its launcher was killed."""
     path = lock_folder(folder) / LOCK
     with contextlib.suppress(OSError), path.open("r+b") as file:
         file.seek(0, os.SEEK_END)
         file.write(_line())
 
 
-def _taken(path: Path) -> BinaryIO:
-    """The lock's file, this process's from now on."""
+def _take(path: Path) -> BinaryIO:
+    """Take the lock for this process, and return its open file."""
     while True:
         try:
             file = path.open("a+b", buffering=0)
@@ -90,14 +93,14 @@ def _taken(path: Path) -> BinaryIO:
 
 
 def _claim(file: BinaryIO, path: Path) -> bool:
-    """Whether `file` is ours now; False for one that its holder has just removed."""
+    """Return True if this process now holds `file`; False if its holder has just removed it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise _refusal(path, _holders_in_time(path)) from None
     except OSError:
-        pass  # Some network file systems have no flock: what the file says has to do.
-    if not _is(file, path):
+        pass  # Some network file systems have no flock. The lines of the file then decide.
+    if not _is_same_file(file, path):
         return False
     # Also with the flock: it may not reach other hosts, and a killed launcher has lost its own.
     if alive := [holder for holder in _holders(path) if holder.alive]:
@@ -112,12 +115,12 @@ def _claim(file: BinaryIO, path: Path) -> bool:
 
 
 def _refusal(path: Path, holders: list[Holder]) -> ConfigError:
-    """Who holds the lock, and what to do."""
+    """Return the error that names the holder of the lock, and says what to do."""
     if not holders:
         return ConfigError(f"{path.parent} is in use by another run. Wait for its end.")
-    holder = next((one for one in holders if one.alive), holders[0])
+    holder = next((holder for holder in holders if holder.alive), holders[0])
     who = f"{path.parent} is in use by a run, pid {holder.pid} on host {holder.host}."
-    if holder.here:
+    if holder.on_this_host:
         return ConfigError(
             f"{who} Wait for its end, stop it with `kill {holder.pid}`, or use another folder."
         )
@@ -128,41 +131,41 @@ def _refusal(path: Path, holders: list[Holder]) -> ConfigError:
 
 
 def _holders_in_time(path: Path) -> list[Holder]:
-    """The holders of a lock that another process has, which may not have written them yet."""
-    end = time.monotonic() + PATIENCE
+    """Return the holders of another process's lock; wait a while if no line is written yet."""
+    end = time.monotonic() + _PATIENCE
     while not (holders := _holders(path)) and time.monotonic() < end:
         time.sleep(0.02)
     return holders
 
 
 def _holders(path: Path) -> list[Holder]:
-    """Who is named in the file; a line that was cut off is nobody."""
+    """Return the holders named in the file. A line that was cut off does not count."""
     holders = []
     with contextlib.suppress(OSError):
         for line in path.read_bytes().splitlines():
             with contextlib.suppress(ValueError, TypeError, KeyError):
-                found = json.loads(line)
-                host, pid, started = found["host"], int(found["pid"]), found["started"]
+                record = json.loads(line)
+                host, pid, started = record["host"], int(record["pid"]), record["started"]
                 holders.append(Holder(str(host), pid, None if started is None else int(started)))
     return holders
 
 
 def _line() -> bytes:
-    """This process, as a line of the file."""
-    me = Holder(socket.gethostname(), os.getpid(), _start_of(os.getpid()))
+    """Return the line of the file for this process."""
+    me = Holder(socket.gethostname(), os.getpid(), _start_ticks(os.getpid()))
     return json.dumps(asdict(me)).encode() + b"\n"
 
 
-def _is(file: BinaryIO, path: Path) -> bool:
-    """Whether `path` still names `file`."""
+def _is_same_file(file: BinaryIO, path: Path) -> bool:
+    """Return True if `path` still names `file`."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except OSError:
         return False
 
 
-def _start_of(pid: int) -> int | None:
-    """When a process started, in clock ticks since the boot; None for one that has ended."""
+def _start_ticks(pid: int) -> int | None:
+    """Return the start of a process in clock ticks since the boot; None after its end."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -172,8 +175,8 @@ def _start_of(pid: int) -> int | None:
     return None if state in ("Z", "X") else int(numbers[18])
 
 
-def _answers(pid: int) -> bool:
-    """Whether there is a process of that number."""
+def _process_exists(pid: int) -> bool:
+    """Return True if a process has this pid."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""The numbers of a run as they come: metrics.jsonl, and TensorBoard where it is installed."""
+"""The numbers of a run while it goes: metrics.jsonl, and TensorBoard where it is installed."""
 
 import json
 import os
@@ -13,10 +13,13 @@ from gradwire.workbench.train.folder import METRICS, TENSORBOARD
 
 @dataclass(frozen=True)
 class Record:
-    """One line: the state after `step`. `loss` is the mean since the line before, over all ranks;
-    bytes are of all ranks together since the start; `score` comes at the end of an epoch and is
-    written under the name of what is measured.
-    `seconds` counts training only, without evaluation and checkpoints."""
+    """A line of metrics.jsonl: the state after `step`.
+
+    loss: the mean over all ranks since the line before.
+    score: only at the end of an epoch. Its column has the name of the task's measure.
+    bytes_sent, bytes_dense: sums over all ranks since the start.
+    seconds: time of training only, without evaluation and checkpoints.
+    """
 
     step: int
     epoch: int
@@ -31,7 +34,7 @@ class Record:
 
 
 class Metrics:
-    """Writes records; continues after `step`, dropping what a broken-off run wrote beyond it."""
+    """Writer of records. It drops the lines after `step` that a broken-off run has written."""
 
     def __init__(self, folder: Path, step: int, column: str = "test_accuracy") -> None:
         self._column = column
@@ -45,7 +48,7 @@ class Metrics:
         self._board = _board(folder, step)
 
     def write(self, record: Record) -> None:
-        """Appends a line and flushes it."""
+        """Append a line and flush it."""
         self.last = {self._column if k == "score" else k: v for k, v in asdict(record).items()}
         self._file.write(json.dumps(self.last) + "\n")
         self._file.flush()
@@ -60,7 +63,7 @@ class Metrics:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics.jsonl; a last line that was cut off is left out."""
+    """Return the records of a metrics.jsonl, without a last line that was cut off."""
     if not path.is_file():
         return []
     records = []
@@ -79,21 +82,23 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 
 def _is_record(record: Any) -> bool:
-    """Numbers by name, the step among them."""
+    """Return True for numbers by name that include the step."""
     return (
         isinstance(record, dict)
         and isinstance(record.get("step"), int)
-        and all(v is None or (isinstance(v, int | float) and _small(v)) for v in record.values())
+        and all(
+            v is None or (isinstance(v, int | float) and _fits_float(v)) for v in record.values()
+        )
     )
 
 
-def _small(value: float) -> bool:
-    """Whether a float can hold it; NaN is a number too."""
+def _fits_float(value: float) -> bool:
+    """Return True if a float can hold the number; NaN counts as a number."""
     return isinstance(value, float) or abs(value) < 2**63
 
 
 def _board(folder: Path, step: int) -> TensorBoard | None:
-    """TensorBoard, where it is installed."""
+    """Return a TensorBoard writer, or None where TensorBoard is not installed."""
     try:
         return TensorBoard(folder / TENSORBOARD, purge_step=step + 1 if step else None)
     except ConfigError:

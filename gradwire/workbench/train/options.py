@@ -1,4 +1,4 @@
-"""What is trained and how: one frozen set of choices, kept in the run folder's config.json."""
+"""Options of a training run, kept in config.json of the run folder."""
 
 import dataclasses
 import math
@@ -22,18 +22,18 @@ from gradwire.workbench.train.flag import (
     TRAINING,
     WORKERS,
     Flag,
-    shown,
+    default_text,
 )
 from gradwire.workbench.train.task import TASKS, TrainTask
 
 _OPTIMIZERS = ("sgd", "adamw")
 _WARM_UP = 0.1
-NONE = Recipe("", {})
+_NO_RECIPE = Recipe("", {})
 _UNION = RECIPES["plain-union"]
 
 
-def _of_models(field: str) -> str:
-    """Return a field of every model, on its own data and on the embedded data."""
+def _defaults_of_models(field: str) -> str:
+    """Return in words the value of a field for each model, on its own and on embedded data."""
     values = []
     for name in models.TRAINABLE:
         spec = models.model_spec(name)
@@ -42,18 +42,19 @@ def _of_models(field: str) -> str:
 
 
 def _exceptions(field: str) -> str:
-    """Return a field of the models that differ from most of the models, and that of the others."""
+    """Return in words the models whose value of a field is unusual, and the usual value."""
     usual = getattr(models.ModelSpec, field)
     values = {name: getattr(models.model_spec(name), field) for name in models.TRAINABLE}
-    others = [f"{name} {shown(value)}" for name, value in values.items() if value != usual]
-    return f"{', '.join(others)}, others {shown(usual)}"
+    others = [f"{name} {default_text(value)}" for name, value in values.items() if value != usual]
+    return f"{', '.join(others)}, others {default_text(usual)}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Everything the numbers of a run depend on; `resolve` fills in what the model has.
+    """All settings that the numbers of a run depend on.
 
-    lr, momentum and weight_decay are those of a dense run, which a `recipe` may make others of.
+    `resolve` fills in the defaults of the model. Give lr, momentum and weight_decay as for a dense
+    run; a `recipe` rescales them. The names are those of the flags and of config.json.
     """
 
     model: Annotated[
@@ -75,13 +76,23 @@ class Options:
     ] = None
     epochs: Annotated[
         int,
-        Flag(TRAINING, "Passes over the training set.", short="-e", default=_of_models("epochs")),
+        Flag(
+            TRAINING,
+            "Passes over the training set.",
+            short="-e",
+            default=_defaults_of_models("epochs"),
+        ),
     ]
     batch: Annotated[
         int,
-        Flag(TRAINING, "Examples per step and worker.", short="-b", default=_of_models("batch")),
+        Flag(
+            TRAINING,
+            "Examples per step and worker.",
+            short="-b",
+            default=_defaults_of_models("batch"),
+        ),
     ]
-    lr: Annotated[float, Flag(TRAINING, "The learning rate.", default=_of_models("lr"))]
+    lr: Annotated[float, Flag(TRAINING, "The learning rate.", default=_defaults_of_models("lr"))]
     lr_drop: Annotated[
         tuple[int, ...],
         Flag(
@@ -102,7 +113,7 @@ class Options:
         str,
         Flag(TRAINING, f"{' or '.join(_OPTIMIZERS)}.", default=_exceptions("optimizer")),
     ] = ""
-    # Config.momentum is that of momentum correction. `momentum_correction` puts this one there.
+    # Config.momentum is for momentum correction. `momentum_correction` copies this momentum to it.
     momentum: Annotated[
         float,
         Flag(
@@ -140,8 +151,8 @@ class Options:
         Flag(
             COMPRESSION,
             f"Options that were measured together: {', '.join(RECIPES)}. Other flags win over the "
-            "recipe. --lr, --momentum and --weight-decay are those of a dense run. The recipe "
-            f"makes its own of them: plain-union has no momentum, {_UNION.lr_scale:g} / "
+            "recipe. Give --lr, --momentum and --weight-decay as for a dense run. The recipe "
+            f"changes them: plain-union has no momentum, {_UNION.lr_scale:g} / "
             f"(1 - momentum) times the learning rate and {_UNION.decay_scale:g} times the weight "
             "decay. plain-union needs batch norm and --cosine.",
         ),
@@ -219,9 +230,9 @@ class Options:
         for name in ("method", "exchange"):
             object.__setattr__(self, name, getattr(config, name))
         for name in ("workers", "epochs", "batch", "log_every"):
-            _check(name, getattr(self, name), at_least=1)
+            _check_range(name, getattr(self, name), at_least=1)
         for name in ("weight_decay", "momentum", "clip", "local_clip", "seed"):
-            _check(name, getattr(self, name), at_least=0)
+            _check_range(name, getattr(self, name), at_least=0)
         if not 0 < self.lr < math.inf:
             raise ConfigError(f"lr must be above 0, got {self.lr}.")
         if self.momentum >= 1:
@@ -241,7 +252,10 @@ class Options:
             self.with_method(name)
 
     def config(self, epoch_steps: int = 1) -> Config:
-        """How gradients are compressed and exchanged, for `gradwire.attach`."""
+        """Return the Config for `gradwire.attach`.
+
+        epoch_steps: the steps of an epoch. The warm-up of a recipe has an epoch at each density.
+        """
         steps = self.warmup_steps
         if self.recipe and self.warmup and not steps:
             steps = epoch_steps
@@ -263,7 +277,7 @@ class Options:
 
     @property
     def _recipe(self) -> Recipe:
-        return find_recipe(self.recipe) if self.recipe else NONE
+        return find_recipe(self.recipe) if self.recipe else _NO_RECIPE
 
     @property
     def _momentum(self) -> dict[str, Any]:
@@ -287,13 +301,13 @@ class Options:
             )
 
     def make_optimizer(self, parameters: Iterable[Tensor]) -> Optimizer:
-        """SGD or AdamW, without momentum (beta1 = 0) where that is in the gradients."""
+        """Return SGD or AdamW, without momentum (beta1 = 0) if the gradients already have it."""
         lr, corrected = self.lr_at(0), self.momentum_correction
         decay = self.weight_decay * self._recipe.decay_scale
         if self._recipe.without_momentum:
             return SGD(parameters, lr, weight_decay=decay)
         if self.optimizer == "sgd" and corrected:
-            # SGD's momentum makes 1 / (1 - momentum) of the decay too; here it does not see it.
+            # SGD's momentum would multiply the decay by 1 / (1 - momentum) in the long run.
             return SGD(parameters, lr, weight_decay=decay / (1 - self.momentum))
         if self.optimizer == "sgd":
             return SGD(parameters, lr, weight_decay=decay, **self._momentum)
@@ -302,7 +316,11 @@ class Options:
         return AdamW(parameters, lr, betas, self.eps, decay, fused=fused)
 
     def with_method(self, name: str) -> "Options":
-        """The same run with another "method" or "method/exchange"."""
+        """Return the same run with another "method" or "method/exchange".
+
+        Options that the other method does not have are left out. dense sends fp32 values and uses
+        none of the ways to train with compression.
+        """
         other: dict[str, Any] = {"method": name, "exchange": "", "compare": ()}
         method, exchange = resolve_names(name)
         known = options_of(method, exchange) if method == self.method else {}
@@ -315,7 +333,9 @@ class Options:
         return dataclasses.replace(self, **other)
 
     def _data(self) -> str:
-        """The data set: what was named, the model's own with a folder, the embedded one without."""
+        """Return the data set: the named one, or the model's own if there is a folder, or the
+        embedded one.
+        """
         spec = models.model_spec(self.model)
         if not spec.embedded:
             raise ConfigError(
@@ -329,17 +349,17 @@ class Options:
 
     @property
     def embedded(self) -> bool:
-        """Whether the data need no files."""
+        """True: the data need no files."""
         return self.data in EMBEDDED
 
     @property
     def task(self) -> TrainTask:
-        """What is learned."""
+        """The loss and the score of the model."""
         return TASKS[models.model_spec(self.model).task]
 
     @property
     def size(self) -> Mapping[str, Any]:
-        """Keywords that make the network small where the data are."""
+        """Keywords that make the network small for embedded data."""
         spec = models.model_spec(self.model)
         return spec.embedded.size if self.embedded and spec.embedded else {}
 
@@ -355,26 +375,29 @@ class Options:
         return ", ".join([f"{self.method}/{self.exchange} at {100 * self.density:g} %", *codes])
 
     def lr_at(self, epoch: float) -> float:
-        """The learning rate after so many epochs, and parts of them.
+        """Return the learning rate at `epoch`, which may be a fraction.
 
-        A tenth of it after each of the `lr_drop` epochs, or with `cosine` a share all the time.
+        Each epoch of `lr_drop` divides the learning rate by ten. With `cosine` it follows
+        `cosine_factor`.
         """
-        most = self.lr * self._recipe.lr_factor(self.momentum)
+        peak = self.lr * self._recipe.lr_factor(self.momentum)
         if self.cosine:
-            return most * cosine_factor(epoch / self.epochs)
-        return most * 0.1 ** sum(epoch >= drop for drop in self.lr_drop)
+            return peak * cosine_factor(epoch / self.epochs)
+        return peak * 0.1 ** sum(epoch >= drop for drop in self.lr_drop)
 
     def asdict(self) -> dict[str, Any]:
-        """The choices as plain JSON values."""
+        """Return the options as plain JSON values."""
         return {
             k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()
         }
 
 
 def resolve(choices: Mapping[str, Any], workers: int | None = None) -> Options:
-    """`given`, completed by what its recipe and its model have; None stands for not given.
+    """Return options with the defaults of the recipe and of the model.
 
-    `workers` are those that exist already (under torchrun); alone, one a GPU, or 2 on CPU.
+    choices: the values that the user has chosen; None stands for no choice.
+    workers: the number of ranks that torchrun has started. Without torchrun the default is one
+    worker per GPU, or 2 on CPU.
     """
     chosen = {k: v for k, v in choices.items() if v is not None}
     spec = models.model_spec(chosen.get("model", Options.model))
@@ -408,7 +431,7 @@ def cosine_factor(done: float) -> float:
 
 
 def pick_device(name: str) -> str:
-    """ "cpu" or "cuda"; "auto" is CUDA where there is any."""
+    """Return "cpu" or "cuda" for a name of a device; "auto" is CUDA where a GPU is there."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
@@ -418,6 +441,6 @@ def pick_device(name: str) -> str:
     return name
 
 
-def _check(name: str, value: float, at_least: int) -> None:
+def _check_range(name: str, value: float, at_least: int) -> None:
     if not at_least <= value < math.inf:
         raise ConfigError(f"{name} must be at least {at_least}, got {value}.")

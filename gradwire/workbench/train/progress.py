@@ -1,4 +1,4 @@
-"""What is shown while a run goes: a bar on a terminal, a line an epoch elsewhere."""
+"""Progress of a run: a bar on a terminal, one line per epoch elsewhere."""
 
 import sys
 from typing import Any, Protocol
@@ -8,35 +8,35 @@ from gradwire.workbench.train.task import TrainTask
 
 
 class Progress(Protocol):
-    """Told about every step and every record; shows what it likes."""
+    """A display that is called for every step and every record."""
 
     def step(self, step: int) -> None: ...
     def record(self, record: Record) -> None: ...
     def close(self) -> None: ...
 
 
-def show(title: str, task: TrainTask, steps: int, epochs: int, wanted: bool) -> Progress:
-    """A bar if this is a terminal and rich is installed, lines otherwise; nothing if not wanted."""
+def make_progress(title: str, task: TrainTask, steps: int, epochs: int, wanted: bool) -> Progress:
+    """Return a bar on a terminal with rich installed, otherwise lines; silent if not `wanted`."""
     if not wanted:
-        return Silent()
+        return _Silent()
     if sys.stdout.isatty():
         try:
-            return Bar(title, task, steps)
+            return _Bar(title, task, steps)
         except ImportError:
             pass
-    return Lines(title, task, steps, epochs)
+    return _Lines(title, task, steps, epochs)
 
 
-class Silent:
-    """Shows nothing."""
+class _Silent:
+    """No display."""
 
     def step(self, step: int) -> None: ...
     def record(self, record: Record) -> None: ...
     def close(self) -> None: ...
 
 
-class Lines:
-    """One line an epoch."""
+class _Lines:
+    """One line per epoch."""
 
     def __init__(self, title: str, task: TrainTask, steps: int, epochs: int) -> None:
         self.title, self.task, self.steps, self.epochs = title, task, steps, epochs
@@ -45,14 +45,14 @@ class Lines:
 
     def record(self, record: Record) -> None:
         if record.score is not None:
-            at = f"epoch {record.epoch}/{self.epochs}  step {record.step}/{self.steps}"
-            words = describe(record, self.task, record.score)
-            print(f"{self.title}  {at}  {words}  {record.seconds:.1f} s", flush=True)
+            position = f"epoch {record.epoch}/{self.epochs}  step {record.step}/{self.steps}"
+            words = _describe_record(record, self.task, record.score)
+            print(f"{self.title}  {position}  {words}  {record.seconds:.1f} s", flush=True)
 
     def close(self) -> None: ...
 
 
-class Bar:
+class _Bar:
     """A rich progress bar."""
 
     def __init__(self, title: str, task: TrainTask, steps: int) -> None:
@@ -75,24 +75,24 @@ class Bar:
 
     def record(self, record: Record) -> None:
         self.score = self.score if record.score is None else record.score
-        self.bar.update(self.bar_id, numbers=describe(record, self.task, self.score))
+        self.bar.update(self.bar_id, numbers=_describe_record(record, self.task, self.score))
 
     def close(self) -> None:
         self.bar.stop()
 
 
-def describe(record: Record, task: TrainTask, score: float | None) -> str:
-    """The record and the last score in a few words."""
+def _describe_record(record: Record, task: TrainTask, score: float | None) -> str:
+    """Return the record and the last score in a few words."""
     words = [f"loss {record.loss:.4f}"]
     if score is not None:
         words.append(f"{task.measure} {task.words(score)}")
     if record.bytes_sent:
-        words.append(f"{fewer(record.bytes_sent, record.bytes_dense)} bytes")
+        words.append(f"{_compare_bytes(record.bytes_sent, record.bytes_dense)} bytes")
     return "  ".join(words)
 
 
-def fewer(sent: int, dense: int) -> str:
-    """How many times fewer `sent` is than `dense`, e.g. "23x fewer"."""
+def _compare_bytes(sent: int, dense: int) -> str:
+    """Return the bytes `sent`, compared with `dense`, in words, e.g. "23x fewer"."""
     ratio = dense / sent if sent else float("inf")
     if 0.995 <= ratio <= 1.005:
         return "as many"

@@ -1,4 +1,4 @@
-"""This rank's copy of the model, with its optimiser and its wire."""
+"""The copy of the model on one rank, with its optimiser and its wire."""
 
 import gc
 from collections.abc import Mapping, Sequence
@@ -20,8 +20,8 @@ from gradwire.workbench.train.worker import Worker
 class Replica:
     """The model under DDP, its optimiser, and gradwire attached (collective).
 
-    `network` are keywords of the model's function. `saved` is a checkpoint's content, from
-    `folder`; without it the weights come from the seed. `epoch_steps` are those of an epoch.
+    network: keywords of the model's function. saved: the content of the checkpoint in `folder`.
+    Without a checkpoint the weights come from the seed. epoch_steps: the steps of an epoch.
     """
 
     def __init__(
@@ -37,14 +37,14 @@ class Replica:
         torch.manual_seed(blake2b_seed(options.seed))
         model = models.build(options.model, **network).to(worker.device)
         if saved is not None:
-            with checkpoint.fitting(folder):
+            with checkpoint.misfit_errors(folder):
                 model.load_state_dict(saved["model"])
         ids = [worker.device.index] if worker.device.type == "cuda" else None
         self.ddp = DistributedDataParallel(model, device_ids=ids)
         self.optimizer = options.make_optimizer(self.ddp.parameters())
         self.wire = gradwire.attach(self.ddp, options.config(epoch_steps))
         if saved is not None:
-            with checkpoint.fitting(folder):
+            with checkpoint.misfit_errors(folder):
                 self.optimizer.load_state_dict(saved["optimizer"])
             checkpoint.load_wire(folder, saved, self.wire)
 
@@ -54,14 +54,14 @@ class Replica:
         return self.ddp.module
 
     def set_lr(self, lr: float) -> None:
-        """Sets the learning rate of the next steps."""
+        """Set the learning rate of the next steps."""
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         if self.options.follow_lr:
             self.wire.follow_lr(lr)
 
     def step(self, batch: Sequence[Tensor]) -> Tensor:
-        """One optimiser step; returns this rank's loss."""
+        """Take one optimiser step, and return the loss of this rank."""
         self.optimizer.zero_grad()
         loss = self.options.task.loss(self.ddp, batch)
         self._backward(loss)
@@ -74,14 +74,14 @@ class Replica:
         try:
             loss.backward()
         except RuntimeError:
-            # Autograd passes on the words of an error in a hook, but not its kind.
+            # Autograd keeps the text of an error in a hook, but loses its type.
             engine = self.wire.engine
             if engine is not None and engine.broken is not None:
                 raise engine.broken from None
             raise
 
     def close(self) -> None:
-        """Lets go of everything, in the order that a process group's end needs."""
+        """Detach the wire and delete DDP, in the order that the end of a process group needs."""
         self.wire.close()
         del self.wire, self.optimizer, self.ddp
         gc.collect()

@@ -1,4 +1,4 @@
-"""The main job: a run and those it is compared with, on every rank."""
+"""Do a training job on every rank: the main run, then the runs of --compare."""
 
 import contextlib
 import dataclasses
@@ -16,13 +16,17 @@ from gradwire.workbench.train.options import Options
 from gradwire.workbench.train.trainer import Trainer
 from gradwire.workbench.train.worker import Worker, under_torchrun
 
-NEEDED = {"title": str, "epochs": int, "steps": int, "complete": bool, "replicas_identical": bool}
-"""Of a result.json, what is said about a run that has ended."""
+_NEEDED = {"title": str, "epochs": int, "steps": int, "complete": bool, "replicas_identical": bool}
+"""The entries that the result.json of a finished run must have, and their types."""
 
 
 @dataclass(frozen=True)
 class TrainOutcome:
-    """What came of a plan: the folder, each run's result.json, whether a signal ended it."""
+    """The outcome of a training job.
+
+    results: the content of each run's result.json. stopped: True: a signal ended the job.
+    first: True on rank 0, and in the process that started the ranks.
+    """
 
     folder: Path
     results: tuple[dict[str, Any], ...]
@@ -31,7 +35,7 @@ class TrainOutcome:
 
 
 def train(job: TrainJob) -> TrainOutcome:
-    """Does what `job` says on every rank; under torchrun only rank 0's outcome is `first`."""
+    """Do `job` on every rank; under torchrun only rank 0's outcome is `first`."""
     options = job.options
     if under_torchrun():
         return launch(_work, job, workers=options.workers, device=options.device)
@@ -40,9 +44,9 @@ def train(job: TrainJob) -> TrainOutcome:
 
 
 def _with_own_workers(job: TrainJob) -> TrainOutcome:
-    """The same where this process starts the ranks, if there is anything left to do."""
+    """Start the ranks and do `job`, unless every run is finished already."""
     options = job.options
-    _open(job)
+    _open_folder(job)
     results = [finished_result(run, folder) for run, folder in job.runs()]
     if None not in results:
         return TrainOutcome(job.folder, tuple(filter(None, results)), stopped=False)
@@ -53,34 +57,34 @@ def _with_own_workers(job: TrainJob) -> TrainOutcome:
         raise
 
 
-def _open(job: TrainJob) -> None:
-    """Readies the folder that is locked, or refuses to; says what starts at step 0 again."""
+def _open_folder(job: TrainJob) -> None:
+    """Prepare the locked folder, or refuse it; print a note on each run that starts again."""
     if not job.resumed:
         folders.open_new(job.folder, job.overwrite)
     else:
-        notes = [_beginning(job, run, folder) for run, folder in job.runs()]
+        notes = [_note_on_beginning(job, run, folder) for run, folder in job.runs()]
         for note in filter(None, notes):
             print(f"note: {note}", flush=True)
     folders.write_config(job.folder, job.options, job.command)
 
 
-def _beginning(job: TrainJob, run: Options, folder: Path) -> str:
-    """What to say before a run that is not finished goes on."""
-    return "" if finished_result(run, folder) else beginning.check(folder, job.folder)
+def _note_on_beginning(job: TrainJob, run: Options, folder: Path) -> str:
+    """Return a note for the user on the beginning of a run; "" for a finished run."""
+    return "" if finished_result(run, folder) else beginning.beginning_note(folder, job.folder)
 
 
 def _work(worker: Worker, job: TrainJob) -> TrainOutcome:
-    """One rank's part."""
+    """Do this rank's part of the job, in a locked folder."""
     with contextlib.ExitStack() as until_the_end:
         if not worker.own_workers:
-            job = _shared(worker, job, until_the_end)
+            job = _share_job(worker, job, until_the_end)
         elif worker.first:
-            lock.join(job.folder)
+            lock.join_lock(job.folder)
         return _train_all(worker, job)
 
 
 def _train_all(worker: Worker, job: TrainJob) -> TrainOutcome:
-    """One rank's part in a folder that is open."""
+    """Train every run that is not finished; stop after a run that a signal ended."""
     options = job.options
     spec = models.model_spec(options.model)
     examples = data.load_dataset(options.data, options.data_dir, spec.shape).to(worker.device)
@@ -99,23 +103,26 @@ def _train_all(worker: Worker, job: TrainJob) -> TrainOutcome:
 
 
 def finished_result(run: Options, folder: Path) -> dict[str, Any] | None:
-    """The result of a run that has nothing left to do."""
+    """Return the result of a finished run; None if steps are left."""
     result = folders.read_result(folder)
     if result is None:
         return None
-    for name, kind in NEEDED.items():
+    for name, kind in _NEEDED.items():
         if not isinstance(result.get(name), kind):
             raise StateError(f"{folder / folders.RESULT}: {name} is {result.get(name)!r:.40}.")
     return result | {"stopped": False} if result["epochs"] >= run.epochs else None
 
 
-def _shared(worker: Worker, job: TrainJob, until_the_end: contextlib.ExitStack) -> TrainJob:
-    """Rank 0's plan, its folder locked and open; torchrun's ranks have each made their own."""
+def _share_job(worker: Worker, job: TrainJob, until_the_end: contextlib.ExitStack) -> TrainJob:
+    """Return the job with rank 0's folder, locked and prepared by rank 0 (collective).
+
+    Each rank of torchrun has read the command itself; the name of the folder has the time in it.
+    """
     refusal = ""
     if worker.first:
         try:
             until_the_end.enter_context(lock.locked(job.folder))
-            _open(job)
+            _open_folder(job)
         except GradwireError as error:
             refusal = str(error)
     if refusal := worker.share(refusal):

@@ -1,4 +1,4 @@
-"""The choices of a run that was begun: from its config.json, and what of them may change."""
+"""Options of a saved run: read them from config.json, and change some for a resumed run."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,11 +9,11 @@ from gradwire.workbench.train.flag import current_names
 from gradwire.workbench.train.options import Options
 
 FREE = ("workers", "epochs", "data_dir")
-"""What a resumed run may change; anything else would make it another run."""
+"""The options that a resumed run may change; any other change would make another run."""
 
 
 def options_from_dict(saved: Mapping[str, Any]) -> Options:
-    """Return the choices in a config.json."""
+    """Return the options in a config.json, which may have former names."""
     saved = current_names(Options, saved)
     known = {f.name for f in dataclasses.fields(Options)}
     if extra := sorted(set(saved) - known):
@@ -30,7 +30,7 @@ def options_from_dict(saved: Mapping[str, Any]) -> Options:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether `value` is of the type that one of Options' fields has."""
+    """Return True if `value` has the type of a field of Options."""
     if get_origin(hint) is tuple:
         return isinstance(value, tuple) and all(_fits(v, get_args(hint)[0]) for v in value)
     if get_args(hint):
@@ -42,7 +42,10 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def resume_options(saved: Options, choices: Mapping[str, Any]) -> tuple[Options, list[str]]:
-    """The saved run's choices, with what may change changed, and a sentence on each change."""
+    """Return the saved options with the changed `choices`, and a sentence about each change.
+
+    Raise ConfigError for an option that may not change.
+    """
     changes: dict[str, Any] = {}
     for name, value in choices.items():
         value = tuple(value) if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""What is learned: the loss of a batch, and the score of a model on the test set."""
+"""Training tasks: the loss of a batch, and the score of a model on the test set."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,8 +14,9 @@ Batch = Sequence[Tensor]
 class TrainTask:
     """A loss to train with, and a score to report.
 
-    `count` gives (part, whole) of a test batch, float64; they are added over all batches, and
-    `score` makes one number of the sums. `column` is its name in metrics.jsonl.
+    measure: the name of the score. column: its name in metrics.jsonl.
+    count: returns (part, whole) of a test batch in float64, for example right answers and answers.
+    score: returns the score for the sums of `count` over all batches. words: formats the score.
     """
 
     measure: str
@@ -27,11 +28,11 @@ class TrainTask:
     higher_is_better: bool = False
 
 
-def _share(sums: Tensor) -> float:
+def _part_of_whole(sums: Tensor) -> float:
     return float(sums[0] / sums[1])
 
 
-def _percent(score: float) -> str:
+def _format_percent(score: float) -> str:
     return f"{100 * score:.1f} %"
 
 
@@ -40,7 +41,7 @@ def _classify_loss(model: nn.Module, batch: Batch) -> Tensor:
     return F.cross_entropy(model(images), labels)
 
 
-def _right(model: nn.Module, batch: Batch) -> Tensor:
+def _count_right(model: nn.Module, batch: Batch) -> Tensor:
     images, labels = batch
     right = (model(images).argmax(dim=1) == labels).sum()
     return torch.stack([right, right.new_tensor(len(labels))]).double()
@@ -51,7 +52,7 @@ def _language_loss(model: nn.Module, batch: Batch) -> Tensor:
     return F.cross_entropy(model(words).flatten(0, 1), following.flatten())
 
 
-def _surprise(model: nn.Module, batch: Batch) -> Tensor:
+def _sum_language_loss(model: nn.Module, batch: Batch) -> Tensor:
     loss = _language_loss(model, batch).double()
     return torch.stack([loss * batch[1].numel(), loss.new_tensor(batch[1].numel())])
 
@@ -61,21 +62,22 @@ def _perplexity(sums: Tensor) -> float:
 
 
 def _speech_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """CTC, added over the letters of an utterance, the mean over utterances.
+    """Return the CTC loss: the sum over an utterance's letters, the mean over utterances.
 
-    An utterance with more letters than frames cannot be spelled; it counts nothing.
+    An utterance with more letters than frames cannot be spelled. Its loss is 0.
     """
     sound, frames, letters, counts = batch
     scores, times = model(sound, frames)
     chances = scores.float().log_softmax(dim=2).transpose(0, 1)
-    lost = F.ctc_loss(chances, letters, times, counts, reduction="sum", zero_infinity=True)
-    return lost / len(sound)
+    total = F.ctc_loss(chances, letters, times, counts, reduction="sum", zero_infinity=True)
+    return total / len(sound)
 
 
-def _misspelled(model: nn.Module, batch: Batch) -> Tensor:
-    """Letters to change, add or drop in the likeliest spelling of each frame, and letters in all.
+def _count_misspelled(model: nn.Module, batch: Batch) -> Tensor:
+    """Return the number of wrong letters in the likeliest spellings, and the number of letters.
 
-    Likeliest class a frame, repeats joined, blanks dropped; no dictionary.
+    A wrong letter is one to change, add or drop. The likeliest spelling takes the likeliest class
+    of each frame, joins repeats and drops blanks. No dictionary is used.
     """
     sound, frames, letters, counts = batch
     scores, times = model(sound, frames)
@@ -89,10 +91,10 @@ def _misspelled(model: nn.Module, batch: Batch) -> Tensor:
     return torch.tensor([wrong, len(letters)], dtype=torch.float64, device=sound.device)
 
 
-def edits(said: Sequence[int], wanted: Sequence[int]) -> int:
-    """The fewest changes that make `wanted` of `said` (Levenshtein)."""
+def edits(spelled: Sequence[int], wanted: Sequence[int]) -> int:
+    """Return the least number of edits from `spelled` to `wanted` (Levenshtein distance)."""
     row = list(range(len(wanted) + 1))
-    for i, letter in enumerate(said, start=1):
+    for i, letter in enumerate(spelled, start=1):
         before, row[0] = row[0], i
         for j, other in enumerate(wanted, start=1):
             best = min(row[j] + 1, row[j - 1] + 1, before + (letter != other))
@@ -102,17 +104,28 @@ def edits(said: Sequence[int], wanted: Sequence[int]) -> int:
 
 TASKS = {
     "classify": TrainTask(
-        "test accuracy", "test_accuracy", _classify_loss, _right, _share, _percent, True
+        "test accuracy",
+        "test_accuracy",
+        _classify_loss,
+        _count_right,
+        _part_of_whole,
+        _format_percent,
+        True,
     ),
     "language": TrainTask(
         "test perplexity",
         "test_perplexity",
         _language_loss,
-        _surprise,
+        _sum_language_loss,
         _perplexity,
         "{:.2f}".format,
     ),
     "speech": TrainTask(
-        "test letter error", "test_letter_error", _speech_loss, _misspelled, _share, _percent
+        "test letter error",
+        "test_letter_error",
+        _speech_loss,
+        _count_misspelled,
+        _part_of_whole,
+        _format_percent,
     ),
 }

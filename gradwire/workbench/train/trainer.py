@@ -1,4 +1,4 @@
-"""One run on one rank: steps, records, checkpoints, until the end or until asked to stop."""
+"""The training loop of one run on one rank: steps, records and checkpoints."""
 
 import time
 from dataclasses import dataclass
@@ -11,20 +11,24 @@ from gradwire.hashing import blake2b_seed
 from gradwire.workbench.data import Data, Shard
 from gradwire.workbench.train import checkpoint
 from gradwire.workbench.train.checkpoint import Position
-from gradwire.workbench.train.evaluate import digest, replicas_identical, score
+from gradwire.workbench.train.evaluate import (
+    evaluate_model,
+    parameters_digest,
+    replicas_identical,
+)
 from gradwire.workbench.train.flag import FOLDER, Flag
 from gradwire.workbench.train.folder import RESULT, write_json
 from gradwire.workbench.train.gradients import record_gradient
 from gradwire.workbench.train.metrics import Metrics, Record
 from gradwire.workbench.train.options import Options
-from gradwire.workbench.train.progress import show
+from gradwire.workbench.train.progress import make_progress
 from gradwire.workbench.train.replica import Replica
 from gradwire.workbench.train.worker import Worker
 
 
 @dataclass(frozen=True)
 class RunLimits:
-    """How far to go this time; none of it changes what a step does."""
+    """Limits and side products of one call of `gradwire train`. None changes a step."""
 
     max_steps: Annotated[
         int | None,
@@ -51,7 +55,7 @@ class RunLimits:
 
 
 class Trainer:
-    """Trains `options` in `folder`, from its checkpoint on if there is one (collective)."""
+    """Trainer of `options` in `folder`, from its checkpoint if there is one (collective)."""
 
     def __init__(
         self, options: Options, folder: Path, data: Data, worker: Worker, limits: RunLimits
@@ -63,37 +67,38 @@ class Trainer:
         saved = checkpoint.load(folder, worker)
         network = {**options.size, **data.network}
         self.replica = Replica(options, network, worker, folder, saved, self.shard.steps)
-        self.position = self._start(saved)
-        self.end = self._end()
+        self.position = self._start_position(saved)
+        self.end = self._last_step()
         self._loss = torch.zeros((), dtype=torch.float64, device=worker.device)
         if worker.first:
             self._loss += self.position.loss_sum
             self.metrics = Metrics(folder, self.position.step, self.task.column)
+        # The counts of a resumed wire go on from its checkpoint, and the position has them already.
         before = self.replica.wire.stats()
         self._before = (before.bytes_sent, before.bytes_dense)
         self._carried = (self.position.bytes_sent, self.position.bytes_dense)
-        shown = worker.first and not limits.quiet
-        self.progress = show(options.title, self.task, self.end, options.epochs, shown)
+        wanted = worker.first and not limits.quiet
+        self.progress = make_progress(options.title, self.task, self.end, options.epochs, wanted)
 
-    def _start(self, saved: dict[str, Any] | None) -> Position:
-        """Where to begin."""
+    def _start_position(self, saved: dict[str, Any] | None) -> Position:
+        """Return the position of the checkpoint, or that of step 0 without a checkpoint."""
         if saved is None:
             return Position(workers=self.worker.world)
-        with checkpoint.fitting(self.folder):
+        with checkpoint.misfit_errors(self.folder):
             position = Position(**saved["position"])
         return position.with_workers(self.worker.world, self.shard.steps)
 
-    def _end(self) -> int:
-        """The step at which this sitting ends."""
+    def _last_step(self) -> int:
+        """Return the step at which this call ends."""
         position = self.position
         left = (self.options.epochs - position.epoch) * self.shard.steps - position.offset
         end = position.step + max(0, left)
         return end if self.limits.max_steps is None else min(end, self.limits.max_steps)
 
     def run(self) -> dict[str, Any]:
-        """Trains, and returns what it writes to result.json; `stopped` if a signal ended it."""
+        """Train, write result.json, and return its content. `stopped`: a signal ended the run."""
         stopped = False
-        self._since = time.perf_counter()
+        self._lap_start = time.perf_counter()
         while not stopped and self.position.step < self.end:
             stopped = self._epoch()
         result = self._result(stopped)
@@ -105,7 +110,7 @@ class Trainer:
         return result
 
     def _epoch(self) -> bool:
-        """Trains to the end of the epoch or of the sitting; True if a rank was asked to stop."""
+        """Train to the end of the epoch or of this call; return True after a signal to stop."""
         position, every = self.position, self.limits.checkpoint_every
         for indices in self.shard.batches(position.epoch, position.offset):
             self._step(indices)
@@ -115,7 +120,7 @@ class Trainer:
             last = position.step >= self.end
             if ends:
                 self._end_epoch()
-            elif self._due():
+            elif self._record_is_due():
                 self._record(None)
             if ends or last or stop or (every and position.step % every == 0):
                 self._checkpoint()
@@ -123,13 +128,13 @@ class Trainer:
                 return stop
         return False
 
-    def _due(self) -> bool:
-        """Whether a line is due; not just before the one that ends the epoch."""
+    def _record_is_due(self) -> bool:
+        """Return True if a line of metrics is due, but not just before that of the epoch's end."""
         offset, every = self.position.offset, self.options.log_every
         return offset % every == 0 and self.shard.steps - offset >= every
 
     def _step(self, indices: torch.Tensor) -> None:
-        """One step. Whatever is random in it depends on its own seed only, so none is saved."""
+        """Take one step. All that is random in it depends on its own seed, so none is saved."""
         position = self.position
         seed = blake2b_seed(self.options.seed, position.epoch, position.offset, self.worker.rank)
         torch.manual_seed(seed)
@@ -141,26 +146,26 @@ class Trainer:
         self.progress.step(position.step)
 
     def _record_gradient(self) -> None:
-        """Writes what the first rank chose from, if it is time to; takes no training time."""
+        """Write u of the first rank if it is due. The time is not training time."""
         every, step = self.limits.record_gradients, self.position.step
         if every and step % every == 0 and self.worker.first:
             self._lap()
             record_gradient(self.folder, step, self.replica.wire)
-            self._since = time.perf_counter()
+            self._lap_start = time.perf_counter()
 
     def _end_epoch(self) -> None:
-        """Evaluates, records, and moves on to the next epoch."""
+        """Evaluate the model, write a record, and move on to the next epoch."""
         position = self.position
         self._lap()
-        position.score = score(self.replica.module, self.task, self.data, self.worker)
-        self._since = time.perf_counter()
+        position.score = evaluate_model(self.replica.module, self.task, self.data, self.worker)
+        self._lap_start = time.perf_counter()
         position.epoch, position.offset = position.epoch + 1, 0
         self._record(position.score)
 
     def _record(self, score: float | None) -> None:
-        """Writes a line of metrics (collective)."""
+        """Write a line of metrics (collective)."""
         position, world = self.position, self.worker.world
-        density, norm = self._tally()
+        density, norm = self._update_sums()
         record = Record(
             step=position.step,
             epoch=position.epoch,
@@ -179,8 +184,8 @@ class Trainer:
             self.metrics.write(record)
         self.progress.record(record)
 
-    def _tally(self) -> tuple[float, float]:
-        """Brings the position's sums up to date (collective); the sums of density and norm."""
+    def _update_sums(self) -> tuple[float, float]:
+        """Update the position's sums; return the sums of density and residual norm (collective)."""
         self._lap()
         stats = self.replica.wire.stats()
         loss, sent, dense, density, norm = self.worker.sum(
@@ -196,23 +201,23 @@ class Trainer:
         return density, norm
 
     def _lap(self) -> None:
-        """Adds the time since the last lap to the position; waits for the device."""
+        """Add the time since the last lap to the position; wait for the device first."""
         if self.worker.device.type == "cuda":
             torch.cuda.synchronize(self.worker.device)
         now = time.perf_counter()
-        self.position.seconds += now - self._since
-        self._since = now
+        self.position.seconds += now - self._lap_start
+        self._lap_start = now
 
     def _checkpoint(self) -> None:
-        """Saves everything (collective)."""
-        self._tally()
+        """Save a checkpoint (collective). The time is not training time."""
+        self._update_sums()
         checkpoint.save(self.folder, self.worker, self.position, self.replica)
-        self._since = time.perf_counter()
+        self._lap_start = time.perf_counter()
 
     def _result(self, stopped: bool) -> dict[str, Any]:
-        """The run in numbers (collective)."""
-        position, mine = self.position, digest(self.replica.module)
-        same = replicas_identical(mine, self.worker)
+        """Return the content of result.json (collective)."""
+        position, own_digest = self.position, parameters_digest(self.replica.module)
+        same = replicas_identical(own_digest, self.worker)
         last = self.metrics.last if self.worker.first else {}
         return {
             "title": self.options.title,
@@ -229,6 +234,6 @@ class Trainer:
             "seconds": round(position.seconds, 3),
             "stage_seconds": {k: round(v, 3) for k, v in self.replica.wire.stats().seconds.items()},
             "parameters": sum(p.numel() for p in self.replica.module.parameters()),
-            "parameters_sha256": mine,
+            "parameters_sha256": own_digest,
             "replicas_identical": same,
         }

@@ -1,4 +1,4 @@
-"""Where a worker stands: its rank, its device, its groups, and whether it was asked to stop."""
+"""A worker: one rank of a training run, with its device, its groups and its stop signal."""
 
 import contextlib
 import gc
@@ -21,7 +21,12 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass
 class Worker:
-    """One rank. `control` is a Gloo group for small CPU messages that must not wait for a GPU."""
+    """One rank.
+
+    stop_asked: returns True after a signal to stop. own_workers: True: `launch` started this
+    process; False: torchrun did.
+    control: a Gloo group for small CPU messages, which must not wait for a GPU.
+    """
 
     rank: int
     world: int
@@ -36,25 +41,25 @@ class Worker:
         return self.rank == 0
 
     def agreed_to_stop(self) -> bool:
-        """Whether any rank was asked to stop; the same answer on every rank (collective)."""
+        """Return True if any rank was asked to stop; alike on every rank (collective)."""
         return self.sum(int(self.stop_asked()))[0] > 0
 
     def sum(self, *numbers: float) -> list[float]:
-        """The sums over all ranks (collective)."""
+        """Return the sums over all ranks (collective)."""
         total = torch.tensor(numbers, dtype=torch.float64)
-        with self._speaking():
+        with self._lost_peer_error():
             dist.all_reduce(total, group=self.control)
         return total.tolist()
 
     def barrier(self) -> None:
-        """Waits until every rank is here."""
+        """Wait for every rank (collective)."""
         self.sum(0)
 
     def share(self, value: Any) -> Any:
-        """Rank 0's `value`, plain enough for JSON, on every rank (collective)."""
+        """Return rank 0's `value` on every rank (collective). It must be plain enough for JSON."""
         text = json.dumps(value).encode() if self.first else b""
         length = torch.tensor([len(text)], dtype=torch.int64)
-        with self._speaking():
+        with self._lost_peer_error():
             dist.broadcast(length, src=0, group=self.control)
             buffer = torch.zeros(int(length), dtype=torch.uint8)
             if self.first:
@@ -63,8 +68,8 @@ class Worker:
         return json.loads(bytes(buffer.tolist()))
 
     @contextlib.contextmanager
-    def _speaking(self) -> Iterator[None]:
-        """Within this context a peer that is gone is an error of ours, which says so."""
+    def _lost_peer_error(self) -> Iterator[None]:
+        """Turn the RuntimeError of a lost peer in this context into an ExchangeError."""
         try:
             yield
         except RuntimeError as error:
@@ -75,25 +80,25 @@ class Worker:
 
 
 def under_torchrun() -> bool:
-    """Whether this process is one of the ranks that torchrun started."""
+    """Return True if this process is one of the ranks that torchrun started."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 @contextlib.contextmanager
 def joined(worker: Worker, store: Any = None, timeout: float = 1800.0) -> Iterator[Worker]:
-    """`place` with its process groups: Gloo on CPU, NCCL on CUDA.
+    """Give `worker` its process groups in this context: Gloo on CPU, NCCL on CUDA.
 
-    They end with the context; whoever holds a DDP object has to let go of it before. An exception
-    leaves them as they are: to end them can mean to wait for peers that are not coming.
+    The groups end with the context; a DDP object must be deleted before. After an exception the
+    groups stay, because their end could wait for lost peers.
     """
     cuda = worker.device.type == "cuda"
     if cuda:
         torch.cuda.set_device(worker.device)
     limit = timedelta(seconds=timeout)
-    where = (
-        {} if store is None else {"store": store, "rank": worker.rank, "world_size": worker.world}
-    )
-    dist.init_process_group("nccl" if cuda else "gloo", timeout=limit, **where)
+    meeting: dict[str, Any] = {}
+    if store is not None:
+        meeting = {"store": store, "rank": worker.rank, "world_size": worker.world}
+    dist.init_process_group("nccl" if cuda else "gloo", timeout=limit, **meeting)
     worker.control = dist.new_group(backend="gloo", timeout=limit)
     yield worker
     worker.control = None
@@ -101,16 +106,18 @@ def joined(worker: Worker, store: Any = None, timeout: float = 1800.0) -> Iterat
 
 
 def leave() -> None:
-    """Ends this process's groups."""
+    """End the process groups of this process."""
+    # Deletes DDP objects in reference cycles first.
     gc.collect()
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def device_of(kind: str, local_rank: int, local_world: int, own: bool) -> torch.device:
-    """The device of one of `local_world` ranks on this machine.
+    """Return the device of one of `local_world` ranks on this machine.
 
-    Own workers may share a GPU: NCCL refuses that only when it believes that they share a host.
+    own: True: the ranks are processes of `launch`, and may share a GPU. NCCL refuses two ranks of
+    one host on one GPU. Each rank therefore gets another NCCL_HOSTID.
     """
     if kind == "cpu":
         return torch.device("cpu")
@@ -131,11 +138,11 @@ def device_of(kind: str, local_rank: int, local_world: int, own: bool) -> torch.
 
 
 def loopback() -> str:
-    """The name of the loopback interface."""
+    """Return the name of the loopback interface."""
     return "lo" if sys.platform.startswith("linux") else "lo0"
 
 
 def share_cores(workers: int) -> None:
-    """Gives this process its part of the machine's cores."""
+    """Limit this process to its part of the machine's cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     torch.set_num_threads(max(1, (cores or 1) // workers))

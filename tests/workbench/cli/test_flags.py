@@ -17,7 +17,7 @@ from gradwire.workbench.cli import train as train_command
 from gradwire.workbench.cli.app import app
 from gradwire.workbench.cli.flags import config_help, config_options, long_name
 from gradwire.workbench.train import Options, RunLimits
-from gradwire.workbench.train.flag import PANELS, flag_fields, shown
+from gradwire.workbench.train.flag import PANELS, default_text, flag_fields
 from gradwire.workbench.train.options import resolve
 
 NO_FLAG = {
@@ -85,7 +85,7 @@ def test_config_documents_every_field():
 def test_train_has_the_defaults_of_config(trained):
     job, _ = trained("")
     assert job.options.config() == Config()
-    assert f"Default: {shown(Config.density)}." in flags_of("train")["--density"].help
+    assert f"Default: {default_text(Config.density)}." in flags_of("train")["--density"].help
 
 
 @pytest.mark.parametrize("group", [Options, RunLimits])

@@ -23,9 +23,9 @@ def compared(rank, odd):
     """Whether all is well, and what the first rank prints."""
     said, method = [], USUAL
     environment, version = dict(os.environ), command.__version__
-    saved = command.say, command.slow_words
+    saved = command.say, command.slow_link_lines
     command.say = lambda text, style="": said.append(text)
-    command.slow_words = lambda links, hosts: []  # the machine may be busy
+    command.slow_link_lines = lambda links, hosts: []  # the machine may be busy
     try:
         if rank == 1 and odd == "version":
             command.__version__ = "0.0.9"
@@ -40,7 +40,7 @@ def compared(rank, odd):
         worker = Worker(rank, 3, rank, torch.device("cpu"), lambda: False, False, control)
         return command._compare(worker, method), said
     finally:
-        command.say, command.slow_words = saved
+        command.say, command.slow_link_lines = saved
         command.__version__ = version
         os.environ.clear()
         os.environ.update(environment)
@@ -81,16 +81,16 @@ def test_a_rank_that_differs_is_named_and_every_rank_knows(ranks, odd, lines):
 def test_slow_links_are_named_with_their_figures_beside_the_others():
     fast, hosts = 95.7e6, ["a"] * 4
     links = Links([[fast] * 4 for _ in range(4)], [[1e-4] * 4 for _ in range(4)])
-    assert command.slow_words(links, hosts) == []
+    assert command.slow_link_lines(links, hosts) == []
     links.rate[2][:] = [9.7e6] * 4
     links.latency[3][:] = [0.02] * 4
-    assert command.slow_words(links, hosts) == [
+    assert command.slow_link_lines(links, hosts) == [
         "rank 2: sends 9.7 Mbit/s, the others 95.7 Mbit/s. Look at its link.",
         "rank 3: latency is 20.00 ms, that of the others 0.10 ms. Look at its link.",
     ]
     links.rate[2][:], links.latency[3][:] = [fast] * 4, [1e-4] * 4
     links.rate[0][1] = 1e6
-    assert command.slow_words(links, hosts) == [
+    assert command.slow_link_lines(links, hosts) == [
         "ranks 0 to 1: 1 Mbit/s, less than half of other pairs."
     ]
 

@@ -5,7 +5,7 @@ import torch
 
 from gradwire.workbench import data, models
 from gradwire.workbench.simulate.simulation import Simulation
-from gradwire.workbench.train.evaluate import digest
+from gradwire.workbench.train.evaluate import parameters_digest
 from gradwire.workbench.train.options import resolve
 from gradwire.workbench.train.trainer import RunLimits, Trainer
 from tests.workbench.train.jobs import pooled
@@ -40,7 +40,9 @@ def test_virtual_workers_end_with_the_bits_of_real_ranks(ranks, tmp_path, more):
     simulation = Simulation(run, load(run))
     losses = [simulation.step() for _ in range(STEPS)]
     assert losses[-1] < losses[0]
-    assert set(ranks.run(4, pooled, real_ranks, run, tmp_path)) == {digest(simulation.model)}
+    assert set(ranks.run(4, pooled, real_ranks, run, tmp_path)) == {
+        parameters_digest(simulation.model)
+    }
 
 
 def test_u_is_gradient_and_residual():

@@ -13,7 +13,7 @@ from gradwire.errors import ConfigError, GradwireError
 from gradwire.workbench import data, models
 from gradwire.workbench.data import DataError
 from gradwire.workbench.train import launch, lock, run
-from gradwire.workbench.train.evaluate import digest, replicas_identical
+from gradwire.workbench.train.evaluate import parameters_digest, replicas_identical
 from gradwire.workbench.train.options import resolve
 from gradwire.workbench.train.trainer import RunLimits, Trainer
 from gradwire.workbench.train.worker import Worker
@@ -95,7 +95,7 @@ def different_replicas(worker):
     with torch.no_grad():
         model.weight.fill_(1)
         model.bias.fill_(worker.rank)
-    return replicas_identical(digest(model), worker)
+    return replicas_identical(parameters_digest(model), worker)
 
 
 def hold(folder, ready):

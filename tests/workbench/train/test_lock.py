@@ -103,7 +103,7 @@ def test_a_holder_that_was_killed_does_not_block(holder, tmp_path):
 
 def test_a_pid_counts_only_with_its_start_and_while_it_lives(sleeper, tmp_path):
     (tmp_path / "notes.txt").touch()
-    begun = lock._start_of(sleeper.pid)
+    begun = lock._start_ticks(sleeper.pid)
     left_by(tmp_path, sleeper.pid, started=begun)
     assert f"pid {sleeper.pid} on host {HOST}" in refused(tmp_path)
     left_by(tmp_path, sleeper.pid, started=begun - 1)
@@ -183,13 +183,13 @@ def test_a_lock_that_goes_away_between_two_looks_is_made_again(tmp_path, monkeyp
 
 def test_a_worker_that_outlives_its_launcher_keeps_the_folder(sleeper, tmp_path):
     left_by(tmp_path, sleeper.pid, started=0)
-    lock.join(tmp_path)
+    lock.join_lock(tmp_path)
     assert names(tmp_path) == [sleeper.pid, os.getpid()]
     assert f"in use by a run, pid {os.getpid()} on host {HOST}" in refused(tmp_path)
 
 
 def test_joining_makes_no_lock(tmp_path):
-    lock.join(tmp_path)
+    lock.join_lock(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
