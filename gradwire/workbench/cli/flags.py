@@ -47,7 +47,7 @@ def chosen_fields(group: type, flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def config_flag(name: str, more: str = "", **settings: Any) -> Any:
-    """Return the flag of a field of Config; `more` follows what Config says."""
+    """Return the flag of a field of Config; `more` follows the text of Config."""
     if name == "options":
         settings.setdefault("metavar", flag_fields(Options)["options"].flag.metavar)
     return typer.Option(long_name(name), help=f"{config_help(name)} {more}".strip(), **settings)
@@ -119,7 +119,7 @@ def _parsed_type(field: FlagField) -> Any:
 
 
 def _help(field: FlagField) -> str:
-    """Return the help of a field: what Config says, what the flag says, the default."""
+    """Return the help of a field: the text of Config, the text of the flag, the default."""
     flag = field.flag
     texts = [config_help(config) for config, name in config_options().items() if name == field.name]
     texts.append(flag.help)
@@ -161,7 +161,7 @@ def _as_field(field: FlagField, value: Any) -> Any:
         ) from None
 
 
-class FlagCommand(TyperCommand):
+class _FlagCommand(TyperCommand):
     """A command that knows former names of flags. Its help shows no value for bare flags."""
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -173,7 +173,7 @@ class FlagCommand(TyperCommand):
         return super().make_context(*args, **extra)
 
 
-class FlagGroup(TyperGroup):
+class _FlagGroup(TyperGroup):
     """A group of commands. Its help shows no value for bare flags."""
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -181,10 +181,10 @@ class FlagGroup(TyperGroup):
 
 
 def set_classes(app: typer.Typer) -> None:
-    """Make every command of `app` a FlagCommand. Its --help flag can be changed only there."""
-    app.info.cls = FlagGroup
+    """Make every command of `app` a _FlagCommand, because its --help flag is reached only there."""
+    app.info.cls = _FlagGroup
     for command in app.registered_commands:
-        command.cls = FlagCommand
+        command.cls = _FlagCommand
     for part in app.registered_groups:
         if part.typer_instance is not None:
             set_classes(part.typer_instance)

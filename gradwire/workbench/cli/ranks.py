@@ -37,7 +37,7 @@ _ENVIRONMENT = ("NCCL_", "GLOO_", "TORCH_", "TRITON_", "OMP_", "MKL_", "CUBLAS_"
 _MAY_DIFFER = ("NCCL_HOSTID", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Environment variables that ranks may set differently."""
 
-RankFacts = dict[str, dict[str, str]]
+_RankFacts = dict[str, dict[str, str]]
 
 
 def check_ranks(timeout: float, method: str, density: float, options: Sequence[str]) -> bool:
@@ -62,7 +62,7 @@ def check_ranks(timeout: float, method: str, density: float, options: Sequence[s
 def _compare(worker: Worker, settings: tuple[str, float, tuple[str, ...]]) -> bool:
     """Compare this rank with the others; return the same answer on each (collective)."""
     control = DistributedGroup(worker.control, CPU)
-    everyone = gather_words(control, rank_facts(*settings), CPU)
+    everyone = gather_words(control, _rank_facts(*settings), CPU)
     hosts = [facts["place"]["host"] for facts in everyone]
     group = _fast_group(worker) or control
     links = measure_links(group, control)
@@ -78,7 +78,7 @@ def _compare(worker: Worker, settings: tuple[str, float, tuple[str, ...]]) -> bo
     return not wrong
 
 
-def rank_facts(method: str, density: float, options: Sequence[str]) -> RankFacts:
+def _rank_facts(method: str, density: float, options: Sequence[str]) -> _RankFacts:
     """Return host, GPUs, versions, settings and environment of this rank."""
     try:
         config = Config(method=method, density=density, options=parse_options(options, method))
@@ -114,7 +114,7 @@ def _fast_group(worker: Worker) -> DistributedGroup | None:
     return DistributedGroup(dist.new_group(backend="nccl", timeout=timeout), device, timeout)
 
 
-def differences(everyone: Sequence[RankFacts]) -> list[str]:
+def differences(everyone: Sequence[_RankFacts]) -> list[str]:
     """Return a line for each difference from the usual value.
 
     The usual value is the most common one; among equally common values that of the lowest rank.
@@ -160,7 +160,7 @@ def slow_link_lines(links: Links, hosts: Sequence[str]) -> list[str]:
 
 
 def _print_table(
-    everyone: Sequence[RankFacts],
+    everyone: Sequence[_RankFacts],
     figures: Sequence[RankFigures],
     wrong: Sequence[str],
     backend: str,

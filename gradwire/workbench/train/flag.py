@@ -19,7 +19,7 @@ class Flag:
     The flag has the name of the field, and the help ends with the default of the field.
 
     panel: the panel of the help that shows the flag.
-    help: what the help says. Of a field of Config it follows what Config says.
+    help: the text of the help. For a field of Config it follows the text in Config's docstring.
     short: a second name of one letter, such as "-s".
     config: the field of Config that the option sets: empty for the field with the same name, None
         where that field is another thing.

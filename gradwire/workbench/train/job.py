@@ -38,7 +38,7 @@ class TrainJob:
     def new(cls, choices: Mapping[str, Any], out: Path | None = None, **fields: Any) -> "TrainJob":
         """Return the job of a new run. `choices`: the options of the user; None is no choice."""
         options = resolve(choices, _torchrun_workers())
-        return cls(out or default_folder(options), options, **fields)
+        return cls(out or _default_folder(options), options, **fields)
 
     @classmethod
     def resume(
@@ -62,7 +62,7 @@ class TrainJob:
         return [(main, self.folder), *others]
 
 
-def default_folder(options: Options) -> Path:
+def _default_folder(options: Options) -> Path:
     """Return a new folder in runs/, named by model, method, density and time."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     return Path("runs") / f"{options.model}-{options.method}-{options.density:g}-{stamp}"

@@ -102,7 +102,8 @@ def _claim(file: BinaryIO, path: Path) -> bool:
         pass  # Some network file systems have no flock. The lines of the file then decide.
     if not _is_same_file(file, path):
         return False
-    # Also with the flock: it may not reach other hosts, and a killed launcher has lost its own.
+    # Checked even with the flock: other hosts may not see it, and a killed launcher has lost it
+    # while its workers may still write.
     if alive := [holder for holder in _holders(path) if holder.alive]:
         raise _refusal(path, alive)
     try:

@@ -68,9 +68,9 @@ class Options:
         str | None,
         Flag(
             TRAINING,
-            "The folder of the model's own data set in the usual files. Without it the data are "
-            "embedded: 5,000 digits, or made-up phrases and tones for the LSTMs, which are then "
-            "small.",
+            "The folder of the model's own data set in the usual files. Without a folder the data "
+            "are embedded: 5,000 digits, or made-up phrases and tones for the LSTMs, which are "
+            "then small.",
             path=True,
         ),
     ] = None
@@ -333,9 +333,7 @@ class Options:
         return dataclasses.replace(self, **other)
 
     def _data(self) -> str:
-        """Return the data set: the named one, or the model's own if there is a folder, or the
-        embedded one.
-        """
+        """Return the named data set; otherwise the model's own with data_dir, embedded without."""
         spec = models.model_spec(self.model)
         if not spec.embedded:
             raise ConfigError(
@@ -431,7 +429,7 @@ def cosine_factor(done: float) -> float:
 
 
 def pick_device(name: str) -> str:
-    """Return "cpu" or "cuda" for a name of a device; "auto" is CUDA where a GPU is there."""
+    """Return "cpu" or "cuda" for the name of a device; "auto" is CUDA if torch sees a GPU."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():

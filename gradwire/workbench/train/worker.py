@@ -113,11 +113,11 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
-def device_of(kind: str, local_rank: int, local_world: int, own: bool) -> torch.device:
+def device_of(kind: str, local_rank: int, local_world: int, own_workers: bool) -> torch.device:
     """Return the device of one of `local_world` ranks on this machine.
 
-    own: True: the ranks are processes of `launch`, and may share a GPU. NCCL refuses two ranks of
-    one host on one GPU. Each rank therefore gets another NCCL_HOSTID.
+    own_workers: True: the ranks are processes of `launch`, and may share a GPU. NCCL refuses two
+    ranks of one host on one GPU. Each rank therefore gets another NCCL_HOSTID.
     """
     if kind == "cpu":
         return torch.device("cpu")
@@ -126,7 +126,7 @@ def device_of(kind: str, local_rank: int, local_world: int, own: bool) -> torch.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     gpus = torch.cuda.device_count()
     if local_world > gpus:
-        if not own:
+        if not own_workers:
             raise ConfigError(
                 f"torchrun started {local_world} ranks here, there are {gpus} GPUs. "
                 f"Use --nproc-per-node={gpus}."
