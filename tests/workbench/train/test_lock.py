@@ -86,7 +86,7 @@ def test_a_folder_in_use_is_refused_with_the_pid_and_the_host(holder, tmp_path, 
 
 def test_the_flock_alone_refuses_too(holder, tmp_path, monkeypatch):
     """Of a holder in another container of the same name, /proc here knows nothing."""
-    monkeypatch.setattr(lock, "PATIENCE", 0.0)
+    monkeypatch.setattr(lock, "_PATIENCE", 0.0)
     (tmp_path / "lock").write_text("")
     assert refused(tmp_path) == f"{tmp_path} is in use by another run. Wait for its end."
     left_by(tmp_path, holder.pid, started=1)
@@ -116,7 +116,7 @@ def test_a_pid_counts_only_with_its_start_and_while_it_lives(sleeper, tmp_path):
 
 
 def test_without_proc_the_pid_alone_counts(sleeper, tmp_path, monkeypatch):
-    monkeypatch.setattr(lock, "_start_of", lambda pid: None)
+    monkeypatch.setattr(lock, "_start_ticks", lambda pid: None)
     (tmp_path / "notes.txt").touch()
     left_by(tmp_path, sleeper.pid, started=None)
     assert f"pid {sleeper.pid} on host {HOST}" in refused(tmp_path)
