@@ -318,8 +318,8 @@ class Options:
     def with_method(self, name: str) -> "Options":
         """Return the same run with another "method" or "method/exchange".
 
-        Options that the other method does not have are left out. dense sends fp32 values and uses
-        none of the ways to train with compression.
+        Options that the other method does not have are left out. For dense, settings that only
+        compression uses get their defaults.
         """
         other: dict[str, Any] = {"method": name, "exchange": "", "compare": ()}
         method, exchange = resolve_names(name)
