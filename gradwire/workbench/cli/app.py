@@ -10,10 +10,10 @@ from gradwire.workbench.cli.doctor import doctor
 from gradwire.workbench.cli.flags import set_classes
 from gradwire.workbench.cli.lab import lab_app
 from gradwire.workbench.cli.methods import methods
-from gradwire.workbench.cli.plan import plan
+from gradwire.workbench.cli.plan import plan_command
 from gradwire.workbench.cli.report import report
 from gradwire.workbench.cli.study import study
-from gradwire.workbench.cli.train import EXAMPLES, train
+from gradwire.workbench.cli.train import EXAMPLES, train_command
 
 app = typer.Typer(
     name="gradwire",
@@ -34,9 +34,9 @@ def root(version: bool = typer.Option(False, "--version", help="Show the version
         raise typer.Exit
 
 
-app.command(epilog=EXAMPLES)(train)
+app.command("train", epilog=EXAMPLES)(train_command)
 app.command()(methods)
-app.command()(plan)
+app.command("plan")(plan_command)
 app.command()(study)
 app.command()(report)
 app.command()(doctor)

@@ -32,8 +32,8 @@ def bench() -> None:
     """This machine's numbers for each stage, against the memory floor."""
 
 
-@bench_app.command()
-def compress(
+@bench_app.command("compress")
+def _compress(
     size: str = _SIZES,
     density: _Densities = str(Config.density),
     methods: str = typer.Option(
@@ -101,8 +101,8 @@ def compress(
         console.print(f"{write_methods_page(rows, out)}", soft_wrap=True)
 
 
-@bench_app.command()
-def encode(
+@bench_app.command("encode")
+def _encode(
     size: str = _SIZES,
     density: _Densities = str(Config.density),
     encodings: str = typer.Option(
@@ -133,8 +133,8 @@ def encode(
         console.print(encode_table(rows))
 
 
-@bench_app.command()
-def exchange(
+@bench_app.command("exchange")
+def _exchange(
     ranks: str = typer.Option("2,4,8,16,32,64", help="Virtual workers; several with commas."),
     size: str = typer.Option("200k", help="Entries."),
     density: _Density = Config.density,
@@ -193,8 +193,8 @@ def exchange(
         plot_exchange(rows, plot_file)
 
 
-@bench_app.command()
-def step(
+@bench_app.command("step")
+def _step(
     model: str = typer.Option("resnet20", help="A network of gradwire.workbench.models."),
     ranks: int = typer.Option(4, help="Ranks to start; under torchrun, those of torchrun."),
     link: str = typer.Option(

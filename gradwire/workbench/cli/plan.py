@@ -14,7 +14,7 @@ _NEAR = 0.15
 """The relative error of a prediction that still counts as near."""
 
 
-def plan(
+def plan_command(
     model: str = typer.Option("", help="A name (`gradwire.workbench.models`), or a .pt of shapes."),
     params: str = typer.Option(
         "", help="In place of a model: the number of parameters, such as 70B."

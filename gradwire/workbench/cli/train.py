@@ -56,7 +56,7 @@ _Resume = Annotated[
 
 
 @with_flags(Options, RunLimits)
-def train(
+def train_command(
     *, out: _Out = None, overwrite: _Overwrite = False, resume: _Resume = None, **flags: Any
 ) -> None:
     """Train a model on P workers with compressed gradients, and write a report.

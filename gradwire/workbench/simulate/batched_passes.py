@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gradwire.workbench.simulate.filters import filter_gradients
-from gradwire.workbench.simulate.graph_passes import capture_graph
+from gradwire.workbench.simulate.graph_passes import capture_pass
 from gradwire.workbench.train.task import Batch
 
 
@@ -45,7 +45,7 @@ class BatchedPasses:
         self._graph: torch.cuda.CUDAGraph | None = None
         if device.type == "cuda":
             self._loss = torch.compile(loss, dynamic=False, fullgraph=True)
-            self._graph = capture_graph(list(model.buffers()), self._pass, warm_up=self._pass)
+            self._graph = capture_pass(list(model.buffers()), self._pass, warm_up=self._pass)
 
     def __call__(self, batch: Batch) -> None:
         """Overwrite `losses` and `gradients` with those of `batch`."""

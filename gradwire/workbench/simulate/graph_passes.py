@@ -56,7 +56,7 @@ class GraphPasses:
 
     def _capture(self) -> torch.cuda.CUDAGraph:
         buffers = [buffer for model in self._models for buffer in model.buffers()]
-        return capture_graph(buffers, self._pass_on_streams, warm_up=self._pass_in_turn)
+        return capture_pass(buffers, self._pass_on_streams, warm_up=self._pass_in_turn)
 
     def _pass_in_turn(self) -> None:
         for rank in range(len(self._models)):
@@ -75,7 +75,7 @@ class GraphPasses:
             current.wait_stream(stream)
 
 
-def capture_graph(
+def capture_pass(
     buffers: Sequence[Tensor], run: Callable[[], None], warm_up: Callable[[], None]
 ) -> torch.cuda.CUDAGraph:
     """Return `run` as a CUDA graph.

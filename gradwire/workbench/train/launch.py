@@ -22,12 +22,12 @@ from gradwire.workbench.lab.lab import check_memory
 from gradwire.workbench.train.worker import (
     STOP_SIGNALS,
     Worker,
-    device_of,
     joined,
     leave,
     loopback,
     share_cores,
     under_torchrun,
+    worker_device,
 )
 
 Work = Callable[..., Any]
@@ -210,7 +210,7 @@ def _run_own_worker(
     try:
         share_cores(world)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback())
-        device = device_of(kind, rank, world, own_workers=True)
+        device = worker_device(kind, rank, world, own_workers=True)
 
         def stop_asked() -> bool:
             orphaned = os.getppid() != parent
@@ -248,7 +248,7 @@ def _run_as_rank(work: Work, args: tuple[Any, ...], device: str, timeout: float 
     rank, world, local = (int(os.environ[k]) for k in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     local_world = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     share_cores(local_world)
-    on_device = device_of(device, local, local_world, own_workers=False)
+    on_device = worker_device(device, local, local_world, own_workers=False)
     worker = Worker(rank, world, local, on_device, lambda: bool(signals), own_workers=False)
     try:
         with joined(worker, timeout=timeout or 1800.0):

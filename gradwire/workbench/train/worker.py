@@ -113,7 +113,7 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
-def device_of(kind: str, local_rank: int, local_world: int, own_workers: bool) -> torch.device:
+def worker_device(kind: str, local_rank: int, local_world: int, own_workers: bool) -> torch.device:
     """Return the device of one of `local_world` ranks on this machine.
 
     own_workers: True: the ranks are processes of `launch`, and may share a GPU. NCCL refuses two
