@@ -1,4 +1,4 @@
-"""A virtual environment with one torch release, the trainers, and what the tests need."""
+"""A virtual environment with one torch release, the trainers, and the packages of the tests."""
 
 import re
 import subprocess
@@ -27,13 +27,13 @@ def build(folder: Path, torch: str) -> Path:
 def trainers() -> list[str]:
     """Return the trainers, in the releases of constraints.txt.
 
-    The pins of torch and triton there are of one torch release, and must not apply.
+    The pins of torch and triton there belong to one torch release, and must not apply.
     """
     pins = dict(re.findall(r"^(\w+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.M))
     return [f"{name}=={pins[name.partition('[')[0]]}" for name in TRAINERS]
 
 
 def _install(python: Path, *packages: str) -> None:
-    # A release takes gigabytes: neither a cache of it nor bytecode of what is never imported.
+    # A release takes gigabytes, so no cache of it, and no bytecode of modules never imported.
     options = ("--quiet", "--no-compile", "--no-cache-dir", "--disable-pip-version-check")
     subprocess.run([str(python), "-m", "pip", "install", *options, *packages], check=True)

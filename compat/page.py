@@ -1,4 +1,4 @@
-"""The rows as docs/torch-versions.json and as the table of docs/torch-versions.md."""
+"""The rows in the docs: docs/torch-versions.json, and the table of docs/torch-versions.md."""
 
 import json
 import re
@@ -19,17 +19,17 @@ _ORDER = (
 )
 
 
-def keep(row: Row) -> None:
+def keep_row(row: Row) -> None:
     """Put a row into the docs, in place of an older one of the same release."""
-    rows = {release(old): old for old in read()} | {row.versions["torch"]: asdict(row)}
-    ordered = sorted(rows.values(), key=lambda one: numbers(release(one)))
+    rows = {release(old): old for old in read_rows()} | {row.versions["torch"]: asdict(row)}
+    ordered = sorted(rows.values(), key=lambda row: version_numbers(release(row)))
     ROWS.write_text(json.dumps(ordered, indent=1) + "\n")
     PAGE.write_text(
-        re.sub(f"{BEGIN}.*{END}", lambda _: table(ordered), PAGE.read_text(), flags=re.S)
+        re.sub(f"{BEGIN}.*{END}", lambda _: render_table(ordered), PAGE.read_text(), flags=re.S)
     )
 
 
-def read() -> list[dict[str, Any]]:
+def read_rows() -> list[dict[str, Any]]:
     """Return the rows of the docs, the oldest release first."""
     rows: list[dict[str, Any]] = json.loads(ROWS.read_text()) if ROWS.exists() else []
     return rows
@@ -40,12 +40,12 @@ def release(row: dict[str, Any]) -> str:
     return str(row["versions"]["torch"])
 
 
-def numbers(version: str) -> tuple[int, ...]:
+def version_numbers(version: str) -> tuple[int, ...]:
     """Return the numbers of a release, to compare by."""
     return tuple(int(n) for n in re.findall(r"\d+", version)[:3])
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def render_table(rows: list[dict[str, Any]]) -> str:
     """Return the part of the page that is made from the rows."""
     lines = [
         BEGIN,
@@ -64,7 +64,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def _cell(count: dict[str, int]) -> str:
-    """Return the counts of a column; what was only skipped is unseen."""
+    """Return the words for a column's counts; a column with nothing but skips is unseen."""
     if not count["passed"] and not count["failed"]:
         return UNSEEN
     failed = f", **{count['failed']} failed**" if count["failed"] else ""
@@ -72,9 +72,9 @@ def _cell(count: dict[str, int]) -> str:
 
 
 def _trainers(rows: list[dict[str, Any]]) -> str:
-    """Return the releases of the trainers, each with all torch releases or with those named."""
+    """Return the trainers' names, each with all releases that the rows have."""
     words = []
     for name in sorted({n for row in rows for n in row["versions"]} - {"torch", "python"}):
-        versions = sorted({row["versions"][name] for row in rows}, key=numbers)
+        versions = sorted({row["versions"][name] for row in rows}, key=version_numbers)
         words.append(f"{name} {' and '.join(versions)}")
     return ", ".join(words)

@@ -14,22 +14,22 @@ from compat.environment import ROOT
 TESTS = ("tests/integrate", "tests/state", "tests/ranks", "tests/law", "tests/golden")
 
 COLUMNS = {
-    "NCCL and nccl2, on GPUs": ("integrate.test_nccl", "integrate.test_fsdp_nccl", "_gpu"),
+    "NCCL and nccl2, on GPUs": ("integrate.test_nccl", "integrate.fsdp.test_nccl", "_gpu"),
     "trainers": (
         *("integrate.test_accelerate", "integrate.test_lightning"),
         *("integrate.test_trainers", "integrate.test_transformers"),
     ),
     "checkpoints": (
-        *("integrate.test_checkpoint", "integrate.test_fsdp_checkpoint"),
+        *("integrate.test_checkpoint", "integrate.fsdp.test_checkpoint"),
         *("state.saved", "golden.test_folders"),
     ),
-    "FSDP2": ("integrate.test_fsdp",),
+    "FSDP2": ("integrate.fsdp.",),
     "local steps": ("integrate.test_local",),
     "private names": ("integrate.test_torch_internals", "integrate.test_versions"),
     "DDP": ("integrate.",),
     "law, bits, ranks": ("law.", "golden.", "ranks.", "state."),
 }
-"""Parts of the names of test modules; a module belongs to the first column that has one of them."""
+"""Parts of the names of test modules, by column. A module is in the first column with a match."""
 
 PACKAGES = ("torch", "lightning", "accelerate", "transformers", "ray")
 
@@ -54,7 +54,7 @@ class Row:
 def run_tests(python: Path, report: Path, workers: int) -> Row:
     """Return the row of an environment, after all its tests."""
     report.unlink(missing_ok=True)
-    # The tests of the tree, not of an installed package; one thread each, as in `make check`.
+    # PYTHONPATH: test this tree, not an installed package. One thread each, as in `make check`.
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     tests = [name for name in TESTS if (ROOT / name).is_dir()]
     command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
@@ -69,7 +69,7 @@ def run_tests(python: Path, report: Path, workers: int) -> Row:
 
 
 def row_of(report: Path, versions: dict[str, str]) -> Row:
-    """Return the row that pytest's report in XML makes."""
+    """Return the row of pytest's report, an XML file."""
     row = Row(versions, time.strftime("%Y-%m-%d"))
     row.counts = {column: dict.fromkeys(("passed", "failed", "skipped"), 0) for column in COLUMNS}
     for case in ElementTree.parse(report).iter("testcase"):
@@ -92,7 +92,7 @@ def column_of(module: str) -> str:
 
 
 def _outcome(tags: Iterable[str]) -> str:
-    found = set(tags)
-    if found & {"failure", "error"}:
+    kinds = set(tags)
+    if kinds & {"failure", "error"}:
         return "failed"
-    return "skipped" if "skipped" in found else "passed"
+    return "skipped" if "skipped" in kinds else "passed"

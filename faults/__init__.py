@@ -1,1 +1,1 @@
-"""Faults on purpose: ranks killed, links cut, disks filled, and what came of it (`make faults`)."""
+"""Faults on purpose: ranks killed, links cut, disks filled, and the outcome (`make faults`)."""

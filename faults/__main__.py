@@ -1,4 +1,4 @@
-"""`python -m faults`: every fault, a table of what came of it, and the figures as JSON."""
+"""`python -m faults`: try every fault, print a table of outcomes, and write the figures as JSON."""
 
 import argparse
 import os
@@ -25,32 +25,32 @@ FAULTS: dict[str, Callable[[], Row | list[Row]]] = {
 
 
 def main() -> None:
-    """The command line; the exit code says whether anything was lost."""
+    """Run the command line; the exit code is 1 if anything was lost."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=list(FAULTS), help=f"of {', '.join(FAULTS)}")
     parser.add_argument(
         "--out", type=Path, default=Path("runs/faults.json"), help="where the figures go"
     )
     parser.add_argument("--keep", action="store_true", help="also into docs/limits.md")
-    given = parser.parse_args()
-    # Ranks of our own size: many threads each would only get in each other's way.
+    options = parser.parse_args()
+    # Several ranks share the cores, so that more threads would only slow each other down.
     os.environ["OMP_NUM_THREADS"] = "1"
     rows: list[Row] = []
-    for name in given.names:
+    for name in options.names:
         since = time.monotonic()
         try:
-            found = FAULTS[name]()
+            outcome = FAULTS[name]()
         except Exception as error:  # one fault that cannot be tried must not hide the others
-            found = Row(name)
-            found.count(f"{type(error).__name__}: {error}")
-        found = found if isinstance(found, list) else [found]
+            outcome = Row(name)
+            outcome.count(f"{type(error).__name__}: {error}")
+        new_rows = outcome if isinstance(outcome, list) else [outcome]
         seconds = time.monotonic() - since
         print(f"{name}: {seconds:.0f} s", flush=True)
-        write(given.out, name, found, seconds)
-        rows += found
+        write(options.out, name, new_rows, seconds)
+        rows += new_rows
     show(rows)
-    if given.keep:
-        keep(given.out)
+    if options.keep:
+        keep(options.out)
     raise SystemExit(any(row.lost for row in rows))
 
 

@@ -1,4 +1,4 @@
-"""Ranks that may die: real processes over Gloo, watched from outside."""
+"""Real processes over Gloo, as ranks that may die, watched from outside."""
 
 import multiprocessing
 import os
@@ -18,14 +18,14 @@ LIMIT = 300.0
 """Seconds after which ranks that still run count as hanging."""
 
 PRELOAD = ["torch._dynamo", "faults.job"]
-"""What a rank would import; DDP and optimizers import torch._dynamo when they are made."""
+"""Modules that the server imports for all ranks. DDP and optimizers import torch._dynamo late."""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a rank ended: with a result, with an error, without a word, or not at all (`hangs`).
+    """The end of one rank: a result, an error, a death without a word, or none at all (`hangs`).
 
-    `at` is when, in seconds of the machine's monotonic clock.
+    at: seconds of the machine's monotonic clock.
     """
 
     rank: int
@@ -39,10 +39,11 @@ class Ending:
 def run(
     world: int, work: Callable[..., Any], *args: Any, log: Path, limit: float = LIMIT
 ) -> list[Ending]:
-    """How `work(rank, *args)` ended on each of `world` ranks, which write their stderr to `log`.
+    """Run `work(rank, *args)` on `world` ranks and return their endings, in order of ranks.
 
-    The ranks are forked from a server that has imported torch: a start takes milliseconds. The
-    store is ours, as under torchrun it is the agent's: it outlives every rank.
+    The ranks write stderr to `log`. They are forked from a server that has imported torch, so a
+    start takes milliseconds. The store lives in this process and so outlives every rank. Under
+    torchrun it would live in the agent.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
@@ -93,5 +94,5 @@ def _rank(
     except BaseException as caught:
         error = f"{type(caught).__name__}: {caught}"
     pipe.send((result, error, time.monotonic()))
-    # Groups of ranks that are gone cannot be ended in order.
+    # Process groups whose ranks are dead cannot be destroyed in order.
     os._exit(0)

@@ -1,4 +1,4 @@
-"""A disk that is full when the second checkpoint is written: the first stays good."""
+"""Fault: a disk is full during the second checkpoint. The first checkpoint must stay good."""
 
 import os
 import resource
@@ -15,7 +15,10 @@ from faults.row import Row
 
 
 def rows() -> list[Row]:
-    """The disk of one rank, each in turn; the disk that all share, for which root mounts one."""
+    """Return two rows: the disk of each rank in turn, and a disk that all share.
+
+    For the second row root mounts a small disk.
+    """
     whole = unbroken({})
     one = Row("disk full on one rank during a checkpoint")
     every = Row("disk full for all ranks during a checkpoint")
@@ -31,19 +34,22 @@ def rows() -> list[Row]:
 
 
 def full_on_one(victim: int, digest: str) -> str:
-    """What was lost, "" for nothing. A limit on the size of files stands for the full disk."""
+    """Fill one rank's disk, resume, and return a description of the loss, "" for none.
+
+    A limit on the size of files stands for the full disk.
+    """
     with tempfile.TemporaryDirectory() as folder:
         endings = crew.run(WORLD, limited, folder, victim, log=Path(folder) / "log")
         for ending in endings:
-            mine = f"rank {victim} could not write"
-            words = mine if ending.rank == victim else f"rank {victim} failed"
+            refusal = f"rank {victim} could not write"
+            words = refusal if ending.rank == victim else f"rank {victim} failed"
             if words not in ending.error or "\n" in ending.error:
                 return f"rank {victim}'s disk: {ending}"
         return _left(folder) or resume(folder, {}, digest)
 
 
 def limited(rank: int, folder: str, victim: int) -> Any:
-    """Trains; from the second checkpoint on nothing of gradwire's fits on the victim's disk."""
+    """Train; from the second checkpoint on, no file of gradwire fits on the victim's disk."""
     import gradwire
 
     save = gradwire.save
@@ -58,7 +64,7 @@ def limited(rank: int, folder: str, victim: int) -> Any:
 
 
 def full_for_all(share: float, digest: str) -> str:
-    """The same on a disk that has room for `share` checkpoints."""
+    """Train on a disk with room for `share` checkpoints; return a description of the loss."""
     with small_disk() as folder:
         steps = crew.run(WORLD, job.train, str(folder / "measure"), {}, log=folder / "log")
         if steps[0].result is None:
@@ -78,14 +84,14 @@ def full_for_all(share: float, digest: str) -> str:
 
 
 def _left(folder: str) -> str:
-    """What the failed writers have left behind."""
+    """Return words for the temporary files that failed saves have left behind, "" for none."""
     left = [path.name for path in Path(folder).rglob("*.tmp")]
     return f"left behind: {left}" if left else ""
 
 
 @contextmanager
 def small_disk() -> Iterator[Path]:
-    """A disk of our own, in memory."""
+    """Mount a small disk in memory, and unmount it in the end."""
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", folder], check=True)
         try:

@@ -1,4 +1,4 @@
-"""Bad input: damaged messages and files, ranks that do not fit together."""
+"""Fault: bad input. Messages and files are damaged, and ranks do not fit together."""
 
 import subprocess
 import sys
@@ -21,25 +21,25 @@ SUITES = {
     "ranks that do not fit together": "ranks_that_differ or out_of_step or different_versions",
     "replicas that drift apart": "flipped_bit or before_the_first_step or another_number_of",
 }
-"""Tests of tests/integrate, by their names: each case is a try."""
+"""Tests of tests/integrate, as `pytest -k` selects them by name. Each case is a try."""
 
 
 def rows() -> list[Row]:
-    """A row a fuzzer, then a row a suite."""
-    there = {fault: how for fault, how in FUZZERS.items() if find_spec(how[0])}
-    found = [fuzzed(fault, *how) for fault, how in there.items()]
-    return found + [suite(fault, names) for fault, names in SUITES.items()]
+    """Return one row per fuzzer, then one row per suite."""
+    fuzzers = {fault: call for fault, call in FUZZERS.items() if find_spec(call[0])}
+    fuzzed_rows = [fuzzed(fault, *call) for fault, call in fuzzers.items()]
+    return fuzzed_rows + [suite(fault, names) for fault, names in SUITES.items()]
 
 
 def fuzzed(fault: str, module: str, count: int) -> Row:
-    """What a fuzzer's `fuzz` counts: "refused" and "valid" are fine, all else it raises."""
+    """Return a row of a fuzzer's counts of "refused" and "valid"; it raises anything else."""
     row = Row(fault, came_of_it="refused, or a valid answer")
     try:
-        found = import_module(module).fuzz(count, 2)
+        counts = import_module(module).fuzz(count, 2)
     except AssertionError as error:
         row.count(f"{error}: {error.__cause__!r}")
         return row
-    parts = [found] if isinstance(found, Counter) else found.values()
+    parts = [counts] if isinstance(counts, Counter) else counts.values()
     outcomes: Counter[str] = sum(parts, Counter())
     row.times = row.survived = sum(outcomes.values())
     row.came_of_it = ", ".join(f"{n:,} {outcome}" for outcome, n in sorted(outcomes.items()))
@@ -47,8 +47,8 @@ def fuzzed(fault: str, module: str, count: int) -> Row:
 
 
 def suite(fault: str, names: str) -> Row:
-    """A row of what pytest says."""
-    found = Row(fault, came_of_it="one clear line on every rank")
+    """Return a row of the outcomes of these tests."""
+    row = Row(fault, came_of_it="one clear line on every rank")
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         chosen = ["-k", names, str(TESTS / "integrate"), "-p", "no:cacheprovider"]
@@ -57,5 +57,5 @@ def suite(fault: str, names: str) -> Row:
         for case in ElementTree.parse(report).iter("testcase"):
             kinds = {child.tag for child in case}
             if "skipped" not in kinds:
-                found.count(case.get("name", "") if kinds & {"failure", "error"} else "")
-    return found
+                row.count(case.get("name", "") if kinds & {"failure", "error"} else "")
+    return row

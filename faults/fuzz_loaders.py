@@ -1,12 +1,13 @@
-"""Damaged files into every loader: a clear error of one line or a valid answer, nothing else.
+"""Fuzzer of all loaders of files. A damaged file must give a one-line error or a valid answer.
 
-Anything else is an exception of another kind, more than a gigabyte of memory, or ten seconds of
-processor time. CI runs a few hundred; `make fuzz`, or `python -m faults.fuzz_loaders`, many more.
+Anything else fails: another exception, more than a gigabyte of memory, or ten seconds of processor
+time. CI runs a few hundred inputs; `make fuzz`, or `python -m faults.fuzz_loaders`, many more.
 """
 
 import argparse
 import contextlib
 import copy
+import hashlib
 import io
 import json
 import random
@@ -30,6 +31,7 @@ from gradwire.errors import GradwireError
 from gradwire.plan.rate import parse_rate
 from gradwire.registry import parse_options
 from gradwire.state.saved import folder as checkpoint
+from gradwire.state.saved.manifest import MANIFEST, seal
 from gradwire.workbench.bench.data import read_gradient
 from gradwire.workbench.data.an4 import load_an4
 from gradwire.workbench.data.cifar10 import load_cifar10
@@ -57,7 +59,7 @@ ROOM, SECONDS = 1 << 30, 10.0
 
 @dataclass(frozen=True)
 class Loader:
-    """`read` takes the folder in which the files are; `seal` makes damaged ones look whole."""
+    """One loader. `read` takes the folder of its files; `seal` makes damaged files look whole."""
 
     folder: Path
     files: dict[str, bytes]
@@ -66,7 +68,7 @@ class Loader:
 
 
 def loaders(folder: Path) -> dict[str, Loader]:
-    """Every loader with files that it takes, made in `folder`."""
+    """Return every loader, with valid files made in `folder`."""
     data_files.write_mnist(folder / "mnist", train=3, test=2)
     data_files.write_mnist(folder / "packed", train=3, test=2, packed=True)
     data_files.write_cifar10(folder / "cifar10", count=2)
@@ -99,8 +101,8 @@ def loaders(folder: Path) -> dict[str, Loader]:
     for name, read in readers.items():
         place = folder / name.partition(" ")[0]
         paths = sorted(p for p in place.rglob("*") if p.is_file())
-        found = {str(p.relative_to(place)): p.read_bytes() for p in paths}
-        out[name] = Loader(place, found, read, *filter(None, [seals.get(name)]))
+        files = {str(p.relative_to(place)): p.read_bytes() for p in paths}
+        out[name] = Loader(place, files, read, *filter(None, [seals.get(name)]))
     return out
 
 
@@ -168,7 +170,7 @@ def _read_study(path: Path) -> None:
 
 
 def _unchanged(cluster: VirtualCluster, load: Callable[[], object]) -> None:
-    """A load that is refused must leave the state as it was."""
+    """Load, and assert that a refused load leaves the state as it was."""
     state = cluster._states[0]
     before = _kept(state)
     try:
@@ -184,14 +186,14 @@ def _kept(state: State) -> tuple[object, ...]:
 
 
 def _seal_checkpoint(folder: Path) -> None:
-    """A manifest that vouches for the parts as they are, if it can still be read."""
-    path = folder / checkpoint.MANIFEST
-    with contextlib.suppress(Exception):
+    """Write a manifest with the sha256 of the damaged parts, if the manifest is still readable."""
+    path = folder / MANIFEST
+    with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError, OSError):
         manifest = json.loads(path.read_bytes())
         for part in manifest["parts"]:
             content = (folder / part["file"]).read_bytes()
-            part["sha256"] = checkpoint.hashlib.sha256(content).hexdigest()
-        manifest["sha256"] = checkpoint._seal(manifest)
+            part["sha256"] = hashlib.sha256(content).hexdigest()
+        manifest["sha256"] = seal(manifest)
         path.write_text(json.dumps(manifest))
 
 
@@ -201,7 +203,7 @@ def _seal_trainer(folder: Path) -> None:
 
 
 def damage(content: bytes, rng: random.Random) -> bytes:
-    """The bytes with something wrong in them; those of a JSON file often as other JSON."""
+    """Return the bytes with a fault in them; a JSON file often becomes other JSON."""
     kind = rng.randrange(10)
     if kind < 4:
         with contextlib.suppress(ValueError):
@@ -226,7 +228,7 @@ def damage(content: bytes, rng: random.Random) -> bytes:
 
 
 def scramble(value: object, rng: random.Random) -> object:
-    """A plain value with one part of it exchanged, dropped or doubled."""
+    """Return a plain value with one part of it exchanged, dropped or doubled."""
     if isinstance(value, dict) and value and rng.random() < 0.9:
         key = rng.choice(list(value))
         out = dict(value)
@@ -263,24 +265,24 @@ def _other_tensor(value: torch.Tensor, rng: random.Random) -> torch.Tensor:
 
 
 def check(call: Callable[[], object]) -> str:
-    """ "valid" or "refused"; anything else is raised."""
+    """Return "valid" or "refused"; raise anything else."""
     signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
-    said = None
+    text = None
     try:
         call()
     except GradwireError as error:
-        said = str(error)
+        text = str(error)
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-    if said is None:
+    if text is None:
         return "valid"
-    assert "\n" not in said, f"more than one line: {said}"
+    assert "\n" not in text, f"more than one line: {text}"
     return "refused"
 
 
 @contextlib.contextmanager
 def limits() -> Iterator[None]:
-    """Within this context memory is short, and time too for what `check` calls."""
+    """Limit memory in this context, and the time of each call of `check`."""
 
     def late(*_: object) -> None:
         raise TimeoutError(f"more than {SECONDS:g} s")
@@ -308,12 +310,12 @@ NAMES = [
 
 
 def words(rng: random.Random) -> Callable[[], object]:
-    """A damaged text for the parsers of links and of options."""
+    """Return a call of the parser of links or of options with a damaged text."""
     letters = list(rng.choice(TEXTS))
     for _ in range(rng.randrange(3)):
-        odd = rng.choice("0123456789.-+e=_kmgbit \0\n\u0663\ud800")
+        insert = rng.choice("0123456789.-+e=_kmgbit \0\n\u0663\ud800")
         at = rng.randrange(len(letters) + 1)
-        letters[at : at + rng.randrange(2)] = odd
+        letters[at : at + rng.randrange(2)] = insert
     text = "".join(letters)
     if rng.random() < 0.4:
         return lambda: parse_rate(text)
@@ -322,7 +324,7 @@ def words(rng: random.Random) -> Callable[[], object]:
 
 
 def values(cluster: VirtualCluster, rng: random.Random) -> Callable[[], object]:
-    """A state, or the options of a run, with something else in it."""
+    """Return a load of a scrambled state, or of the scrambled options of a run."""
     if rng.random() < 0.3:
         options = scramble(resolve({"device": "cpu", "dense": ["a*"]}).asdict(), rng)
         return lambda: options_from_dict(options if isinstance(options, dict) else {})
@@ -335,7 +337,7 @@ def values(cluster: VirtualCluster, rng: random.Random) -> Callable[[], object]:
 
 
 def fuzz(count: int, seed: int = 0) -> dict[str, Counter[str]]:
-    """By loader, how many of `count` damaged inputs were valid and how many refused."""
+    """Return, by loader, the numbers of valid and refused inputs among `count` damaged ones."""
     rng = random.Random(seed)
     outcomes: dict[str, Counter[str]] = {}
     with tempfile.TemporaryDirectory() as scratch:
@@ -375,17 +377,17 @@ def _one(loader: Loader | None, name: str, cluster: VirtualCluster, rng: random.
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     begin = time.perf_counter()
-    outcomes = fuzz(given.count, given.seed)
+    outcomes = fuzz(options.count, options.seed)
     for name, counts in outcomes.items():
         print(f"{name:<16} {counts['refused']:>8,} refused {counts['valid']:>8,} valid")
-    print(f"{given.count:,} inputs, {time.perf_counter() - begin:.0f} s")
+    print(f"{options.count:,} inputs, {time.perf_counter() - begin:.0f} s")
 
 
 if __name__ == "__main__":

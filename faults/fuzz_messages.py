@@ -1,4 +1,4 @@
-"""Damaged messages into every decoder: a clear error or a valid answer, nothing else.
+"""Fuzzer of all decoders. A damaged message must give a clear error or a valid answer.
 
 CI runs a few thousand; `make fuzz`, or `python -m faults.fuzz_messages --count 1000000`, a million.
 """
@@ -26,7 +26,7 @@ WORDS = [0, 1, 2, -1, 31, 32, 33, 255, 256, 2**16, 2**24, 2**31 - 1, -(2**31)]
 
 @functools.cache
 def originals() -> list[Message]:
-    """A message of every encoding and shape, as `Message`."""
+    """Return a message of every encoding and shape."""
     out = []
     for (size, k, padding), values, indices in itertools.product(SHAPES, VALUES, INDICES):
         if indices == "bitmap" and size > 1000:
@@ -46,7 +46,7 @@ def originals() -> list[Message]:
 
 
 def damage(buffer: bytearray, other: bytes, rng: random.Random) -> bytes:
-    """The bytes with something wrong in them; now and then with nothing wrong."""
+    """Return the bytes with a fault in them, now and then without a fault."""
     kind = rng.randrange(8)
     if kind == 0:
         return bytes(buffer[: rng.randrange(len(buffer) + 1)])
@@ -75,14 +75,14 @@ def damage(buffer: bytearray, other: bytes, rng: random.Random) -> bytes:
 
 
 def check(message: Message, raw: bytes, gathered: bool) -> str:
-    """Decodes the bytes; "valid" or "refused". Anything wrong is an AssertionError.
+    """Decode the bytes, and return "valid" or "refused"; a wrong answer is an AssertionError.
 
-    gathered: also as what a collective brought, which has the right length whatever is in it.
+    gathered: True decodes them also as a message that a collective brought, of the right length.
     """
     buffer = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0).byte()
-    mine = message.chosen
+    chosen = message.chosen
     try:
-        entries, finite = decode(buffer, mine.indices if mine.common else None)
+        entries, finite = decode(buffer, chosen.indices if chosen.common else None)
         outcome = "valid"
     except MessageError:
         outcome = "refused"
@@ -92,22 +92,22 @@ def check(message: Message, raw: bytes, gathered: bool) -> str:
         assert bool(entries.values.isfinite().all())
         count, indices = int(entries.count), entries.indices.tolist()
         assert 0 <= count <= entries.capacity <= entries.size
-        if not mine.common:
+        if not chosen.common:
             real = indices[:count]
             assert all(0 <= i < entries.size for i in real)
             assert all(a < b for a, b in itertools.pairwise(real))
             assert all(i == entries.size for i in indices[count:])
     if gathered and buffer.numel() == message.buffer.numel():
         seen, _ = message.unpack(buffer)
-        assert 0 <= int(seen.indices.min()) <= int(seen.indices.max()) <= mine.size
+        assert 0 <= int(seen.indices.min()) <= int(seen.indices.max()) <= chosen.size
         update, ok = mean_of_gathered(message, torch.stack([message.buffer, buffer]))
-        assert update.numel() == mine.size + 1
+        assert update.numel() == chosen.size + 1
         assert bool(ok) or bool(update.isnan().all())
     return outcome
 
 
 def fuzz(count: int, seed: int = 0) -> Counter[str]:
-    """How many of `count` damaged messages were valid and how many refused."""
+    """Return the numbers of valid and refused messages among `count` damaged ones."""
     rng = random.Random(seed)
     threads = torch.get_num_threads()
     # Vectors this small are slower on many threads, by far where other processes use them too.
@@ -137,14 +137,14 @@ def _fuzz(count: int, seed: int, rng: random.Random) -> Counter[str]:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
+    options = parser.parse_args()
     begin = time.perf_counter()
-    outcomes = fuzz(given.count, given.seed)
-    print(f"{given.count:,} messages, {dict(outcomes)}, {time.perf_counter() - begin:.0f} s")
+    outcomes = fuzz(options.count, options.seed)
+    print(f"{options.count:,} messages, {dict(outcomes)}, {time.perf_counter() - begin:.0f} s")
 
 
 if __name__ == "__main__":

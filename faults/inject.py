@@ -1,6 +1,7 @@
-"""Where a rank can be struck: before and after every stage, and around what a checkpoint writes.
+"""Moments at which a rank can be killed or put to sleep, and the means to do it.
 
-Nothing of this is in gradwire: a rank of the harness replaces these few functions in itself.
+The moments are the two ends of every stage, and the writes of a checkpoint. gradwire itself has no
+hooks for this: a rank of the harness replaces a few functions in its own process.
 """
 
 import io
@@ -18,13 +19,12 @@ import torch
 from gradwire import stages
 
 MOMENTS = (*stages.STAGES, "optimizer", "write", "replace")
-"""The stages; between backward and the optimizer's step; with half a file written; before a file
-takes its name."""
+"""Each stage; before the optimizer's step; half a file written; before a file takes its name."""
 
 
 @dataclass(frozen=True)
 class Strike:
-    """Rank `rank`, the `nth` time that `moment` comes: killed, or asleep for `seconds`."""
+    """A blow to `rank` at the `nth` time that `moment` comes: death, or sleep for `seconds`."""
 
     rank: int
     moment: str
@@ -33,14 +33,14 @@ class Strike:
 
 
 class Injector:
-    """Counts the moments of this process, and strikes at the one that was chosen."""
+    """Counter of the moments of this process, which strikes at the chosen one."""
 
     def __init__(self, strike: Strike | None) -> None:
         self.strike = strike
         self.seen: Counter[str] = Counter()
 
     def passes(self, moment: str, before: Callable[[], None] = lambda: None) -> None:
-        """`moment` comes; `before` is what is still done of it by a rank that dies here."""
+        """Count a moment, and strike at the chosen one; a rank that dies runs `before` first."""
         self.seen[moment] += 1
         if self.strike is None or (moment, self.seen[moment]) != (
             self.strike.moment,
@@ -55,7 +55,7 @@ class Injector:
 
 
 def install(rank: int, strike: Strike | None) -> Injector:
-    """Prepares this process, which is `rank`."""
+    """Replace the functions of this process, which is `rank`, and return its injector."""
     injector = Injector(strike if strike is not None and strike.rank == rank else None)
     enter, leave = stages.stage.__enter__, stages.stage.__exit__
     step, save, replace = torch.optim.SGD.step, torch.save, os.replace

@@ -1,4 +1,4 @@
-"""What the ranks do: examples/elastic.py, struck or not."""
+"""The training run that the ranks of most faults run: examples/elastic.py, struck or not."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ COMMON: Fields = {"density": 0.02, "bundle_mb": 0.02, "dense_below": 0, "timeout
 
 
 def train(rank: int, folder: str, fields: Fields, strike: Strike | None = None) -> Any:
-    """(the step it went on from, the digest of the parameters, how often each moment came)."""
+    """Train; return the first step, the parameters' digest and the count of each moment."""
     injector = install(rank, strike)
     start, digest = elastic.train(Path(folder), STEPS, EVERY, **(COMMON | fields))
     return start, digest, dict(injector.seen)

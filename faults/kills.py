@@ -1,4 +1,4 @@
-"""Each of four ranks killed at each moment, then resumed: bit-equal to a run nobody touched."""
+"""Fault: each of four ranks is killed at each moment. The resumed run must be bit-equal."""
 
 import random
 import re
@@ -18,14 +18,14 @@ DDP = r"^RuntimeError: \[.*gloo.*Connection (closed|reset) by peer"
 
 @dataclass(frozen=True)
 class Unbroken:
-    """A run that nobody touched: its parameters, and how often each moment came on each rank."""
+    """A run without a fault: the digest of its parameters, and the counts of moments per rank."""
 
     digest: str
     seen: tuple[dict[str, int], ...]
 
 
 def unbroken(fields: job.Fields, world: int = WORLD) -> Unbroken:
-    """Runs `job.train` to its end."""
+    """Run `job.train` to its end without a fault."""
     with tempfile.TemporaryDirectory() as folder:
         endings = crew.run(world, job.train, folder, fields, log=Path(folder) / "log")
     if wrong := [ending for ending in endings if ending.result is None]:
@@ -36,7 +36,10 @@ def unbroken(fields: job.Fields, world: int = WORLD) -> Unbroken:
 
 
 def kill(fields: job.Fields, strike: Strike, whole: Unbroken) -> tuple[str, float]:
-    """What was lost, "" for nothing; and the seconds until the last survivor had its error."""
+    """Kill a rank and resume. Return a description of the loss, "" for none, and the seconds.
+
+    The seconds last from the kill to the last survivor's error.
+    """
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         endings = crew.run(WORLD, job.train, folder, fields, strike, log=log)
@@ -45,10 +48,11 @@ def kill(fields: job.Fields, strike: Strike, whole: Unbroken) -> tuple[str, floa
 
 
 def verdict(endings: list[crew.Ending], victim: int, digest: str) -> tuple[str, float]:
-    """Whether every survivor has named the victim and the stage in time, or had finished.
+    """Return "" if every survivor has finished, or has named victim and stage in time.
 
-    At the second forward pass DDP itself exchanges a few numbers: then the error is torch's own,
-    and a rank that ends with it has left no word either.
+    Also return the seconds from the kill to the last survivor's error. At the second forward pass
+    DDP itself exchanges a few numbers. A rank that fails there raises torch's own error, and does
+    not sign either.
     """
     if not endings[victim].killed:
         return f"rank {victim} was not killed: {endings[victim]}", 0.0
@@ -66,14 +70,14 @@ def verdict(endings: list[crew.Ending], victim: int, digest: str) -> tuple[str, 
 
 
 def named_by(ending: crew.Ending) -> set[int]:
-    """The ranks that a survivor has no word from."""
+    """Return the ranks that a survivor has named as silent."""
     words = rf"rank {ending.rank} of .* in stage exchange\. No word from ranks? ([\d, ]+) for"
-    found = re.search(words, ending.error)
-    return {int(rank) for rank in found[1].split(",")} if found else set()
+    match = re.search(words, ending.error)
+    return {int(rank) for rank in match[1].split(",")} if match else set()
 
 
 def resume(folder: str, fields: job.Fields, digest: str) -> str:
-    """Goes on in `folder`; what differs from the unbroken run."""
+    """Resume in `folder`, and return the difference from the unbroken run, "" for none."""
     endings = crew.run(WORLD, job.train, folder, fields, log=Path(folder) / "log")
     for ending in endings:
         if ending.result is None or ending.result[1] != digest:
@@ -82,7 +86,7 @@ def resume(folder: str, fields: job.Fields, digest: str) -> str:
 
 
 def strikes(whole: Unbroken, seed: str) -> list[Strike]:
-    """Every rank at every moment, at a time drawn from all times that it came."""
+    """Return a strike for every rank and moment, at a random one of the moment's times."""
     draw = random.Random(seed)
     return [
         Strike(rank, moment, draw.randint(1, whole.seen[rank][moment]))
@@ -92,7 +96,7 @@ def strikes(whole: Unbroken, seed: str) -> list[Strike]:
 
 
 def rows() -> list[Row]:
-    """A row a moment, over all setups."""
+    """Return one row per moment, over all setups."""
     table = {moment: Row(f"rank killed: {moment}") for moment in MOMENTS}
     for name, fields in job.SETUPS.items():
         whole = unbroken(fields)

@@ -1,4 +1,4 @@
-"""A killed run goes on with fewer and with more ranks, and nothing is lost on the way."""
+"""Fault: a killed run resumes with fewer or more ranks. No gradient may be lost on the way."""
 
 import tempfile
 from pathlib import Path
@@ -18,19 +18,19 @@ TOLERANCE = 1e-5
 
 
 def row() -> Row:
-    """For every setup and new number of ranks one try."""
-    found = Row("resumed with 2 and 6 ranks instead of 4", came_of_it="the law holds throughout")
+    """Return a row with one try per setup and new number of ranks."""
+    row = Row("resumed with 2 and 6 ranks instead of 4", came_of_it="the law holds throughout")
     for name, fields in job.SETUPS.items():
-        # Momentum is part of what is kept, but no sum of gradients: the ledger needs plain ones.
+        # Momentum is kept too, but is no plain sum of gradients, which the ledger needs.
         fields = {k: v for k, v in fields.items() if k != "momentum"}
         for world in AFTER:
             loss = resize(fields, world)
-            found.count(loss and f"{name} with {world} ranks: {loss}")
-    return found
+            row.count(loss and f"{name} with {world} ranks: {loss}")
+    return row
 
 
 def resize(fields: job.Fields, world: int) -> str:
-    """Kills a run of four and goes on with `world`; what the ledger misses, "" for nothing."""
+    """Kill a run of four, resume with `world`, and return the ledger's loss, "" for none."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         crew.run(BEFORE, job.train, folder, fields, Strike(1, "optimizer", 5), log=log)
@@ -49,44 +49,44 @@ def resize(fields: job.Fields, world: int) -> str:
 
 
 def kept(rank: int, folder: str, fields: job.Fields) -> list[float]:
-    """The mean residual of the last checkpoint, as the old number of ranks loads it."""
+    """Return the mean residual of the last checkpoint, loaded by the old number of ranks."""
     ddp, optimizer, wire = elastic.build(**(job.COMMON | fields))
     assert elastic.load(Path(folder), ddp, optimizer, wire) == job.EVERY
     return mean_residual(ddp, wire).tolist()
 
 
 def ledger(rank: int, folder: str, fields: job.Fields) -> tuple[list[float], float, str]:
-    """(mean residual at the start, what the books miss at the end, a digest of the parameters).
+    """Return the mean residual at the start, the ledger's error, and a digest of the parameters.
 
     kept at the start + all gradients given = all updates delivered + kept at the end
     """
     ddp, optimizer, wire = elastic.build(**(job.COMMON | fields))
     start = elastic.load(Path(folder), ddp, optimizer, wire)
     opening = mean_residual(ddp, wire)
-    given, delivered = torch.zeros_like(opening), torch.zeros_like(opening)
+    summed, delivered = torch.zeros_like(opening), torch.zeros_like(opening)
     for step in range(start, job.STEPS):
         plain = torch.autograd.grad(
             elastic.loss_of(ddp.module, step), list(ddp.module.parameters())
         )
-        given += mean(nn.utils.parameters_to_vector(plain))
+        summed += mean(nn.utils.parameters_to_vector(plain))
         optimizer.zero_grad()
         elastic.loss_of(ddp, step).backward()
         delivered += nn.utils.parameters_to_vector([p.grad for p in ddp.parameters()]).double()
         optimizer.step()
     closing = mean_residual(ddp, wire)
-    error = (opening + given - delivered - closing).norm() / given.norm()
+    error = (opening + summed - delivered - closing).norm() / summed.norm()
     weights = nn.utils.parameters_to_vector(ddp.parameters()).detach()
     return opening.tolist(), float(error), str(weights.double().sum().item())
 
 
 def mean_residual(ddp: nn.Module, wire: Any) -> Tensor:
-    """What the ranks keep, on average; flat."""
+    """Return the mean of the ranks' residuals, flat."""
     names = [name for name, _ in ddp.module.named_parameters()]
     return mean(torch.cat([wire.residual(name).reshape(-1) for name in names]))
 
 
 def mean(tensor: Tensor) -> Tensor:
-    """Over the ranks, in double precision."""
+    """Return the mean over the ranks, in double precision."""
     total = tensor.detach().double()
     dist.all_reduce(total)
     return total / dist.get_world_size()

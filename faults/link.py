@@ -1,4 +1,4 @@
-"""A link of the lab cut and joined again, under a run of three ranks."""
+"""Fault: a link of the lab is cut and joined again, under a run of three ranks."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ CUT, LONG = 5.0, 10.0
 
 
 def rows() -> list[Row]:
-    """Cut for less than the timeout, and for longer."""
+    """Return two rows: a cut shorter than the timeout, and a longer one."""
     patient = Row(f"link cut for {CUT:g} s, timeout {PATIENT:g} s")
     patient.came_of_it = "the run goes on, bit-equal"
     short = Row(f"link cut for {LONG:g} s, timeout {SHORT:g} s")
@@ -39,7 +39,10 @@ def rows() -> list[Row]:
 
 
 def cut(lab: Lab, timeout: float, away: float, digest: str) -> tuple[str, float | None]:
-    """What was lost, and how long after the cut the last rank had its error, if it did."""
+    """Cut a link for `away` seconds. Return a description of the loss, "" for none, and seconds.
+
+    The seconds last from the cut to the last rank's error; None without errors.
+    """
     with tempfile.TemporaryDirectory() as folder:
         ranks = _start(lab, folder, timeout)
         _until(lambda: (Path(folder) / "latest").exists())
@@ -47,26 +50,26 @@ def cut(lab: Lab, timeout: float, away: float, digest: str) -> tuple[str, float 
         begin = time.monotonic()
         time.sleep(away)
         lab.set_link(VICTIM, up=True)
-        said = _end(ranks)
-        errors = {rank: answer["error"] for rank, answer in said.items() if "error" in answer}
+        answered = _end(ranks)
+        errors = {rank: answer["error"] for rank, answer in answered.items() if "error" in answer}
         if timeout > away:
-            fine = [answer.get("digest") for answer in said.values()] == [digest] * RANKS
-            return "" if fine else f"timeout {timeout:g} s: {said}", None
+            fine = [answer.get("digest") for answer in answered.values()] == [digest] * RANKS
+            return "" if fine else f"timeout {timeout:g} s: {answered}", None
         if len(errors) < RANKS or any("in stage exchange" not in e for e in errors.values()):
-            return f"timeout {timeout:g} s: {said}", None
-        seconds = max(answer["at"] for answer in said.values()) - begin
-        said = _end(_start(lab, folder, PATIENT))
-        fine = [answer.get("digest") for answer in said.values()] == [digest] * RANKS
-        return "" if fine else f"resumed: {said}", seconds
+            return f"timeout {timeout:g} s: {answered}", None
+        seconds = max(answer["at"] for answer in answered.values()) - begin
+        answered = _end(_start(lab, folder, PATIENT))
+        fine = [answer.get("digest") for answer in answered.values()] == [digest] * RANKS
+        return "" if fine else f"resumed: {answered}", seconds
 
 
 def _start(lab: Lab, folder: str, timeout: float) -> list["subprocess.Popen[str]"]:
-    given = ["--timeout", str(timeout), "--pace", str(PACE), "--steps", str(job.STEPS)]
-    command = [sys.executable, "-m", "faults.worker", folder, *given]
+    flags = ["--timeout", str(timeout), "--pace", str(PACE), "--steps", str(job.STEPS)]
+    command = [sys.executable, "-m", "faults.worker", folder, *flags]
     ranks = []
     for rank in range(RANKS):
-        where = lab.address(0), lab.interface, lab.port
-        environment = rank_environment(rank, RANKS, *where) | {"OMP_NUM_THREADS": "1"}
+        store = lab.address(0), lab.interface, lab.port
+        environment = rank_environment(rank, RANKS, *store) | {"OMP_NUM_THREADS": "1"}
         with lab.inside(rank):
             ranks.append(
                 subprocess.Popen(
@@ -78,16 +81,18 @@ def _start(lab: Lab, folder: str, timeout: float) -> list["subprocess.Popen[str]
 
 
 def _end(ranks: list["subprocess.Popen[str]"]) -> dict[int, dict[str, Any]]:
-    """What the ranks said; one that hangs says nothing."""
-    said: dict[int, dict[str, Any]] = {}
+    """Return the ranks' answers; a rank that hangs has none."""
+    answered: dict[int, dict[str, Any]] = {}
     deadline = time.monotonic() + crew.LIMIT
     for process in ranks:
         try:
-            said |= answers(process.communicate(timeout=max(1.0, deadline - time.monotonic()))[0])
+            answered |= answers(
+                process.communicate(timeout=max(1.0, deadline - time.monotonic()))[0]
+            )
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
-    return dict(sorted(said.items()))
+    return dict(sorted(answered.items()))
 
 
 def _until(condition: Callable[[], bool]) -> None:

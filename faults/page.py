@@ -1,4 +1,4 @@
-"""The figures as a table on the terminal, as JSON, and on docs/limits.md."""
+"""The outcomes of all faults: a table on the terminal, JSON, and a table in docs/limits.md."""
 
 import json
 import re
@@ -21,7 +21,7 @@ BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 
 
 def write(path: Path, name: str, rows: list[Row], seconds: float) -> None:
-    """Puts the rows of one fault into the figures, with when, where and how long."""
+    """Put the rows of one fault into the figures, with date, machine and duration."""
     figures = json.loads(path.read_text()) if path.exists() else {}
     parts = figures.get("parts", {}) | {
         name: {
@@ -40,12 +40,12 @@ def write(path: Path, name: str, rows: list[Row], seconds: float) -> None:
 
 
 def rows_of(figures: dict[str, Any]) -> list[dict[str, Any]]:
-    """All rows."""
+    """Return the rows of all faults."""
     return [row for part in figures["parts"].values() for row in part["rows"]]
 
 
 def show(rows: list[Row]) -> None:
-    """Prints the table, and after it what was lost."""
+    """Print the table, and after it every loss."""
     table = Table("fault", "times", "survived", "lost", "slowest", "what came of it")
     for row in rows:
         table.add_row(*_cells(asdict(row) | {"lost": row.lost}))
@@ -56,7 +56,7 @@ def show(rows: list[Row]) -> None:
 
 
 def keep(path: Path) -> None:
-    """Puts the figures into the docs."""
+    """Put the figures into the docs."""
     FIGURES.write_text(path.read_text())
     text = PAGE.read_text()
     table = markdown(json.loads(path.read_text()))
@@ -64,13 +64,13 @@ def keep(path: Path) -> None:
 
 
 def markdown(figures: dict[str, Any]) -> str:
-    """The part of docs/limits.md that is made from the figures."""
+    """Return the part of docs/limits.md that is made from the figures."""
     parts = figures["parts"].values()
     minutes = sum(part["seconds"] for part in parts) / 60
-    where = f"{figures['machine']}, torch {figures['torch']}"
+    setup = f"{figures['machine']}, torch {figures['torch']}"
     lines = [
         BEGIN,
-        f"`make faults`, {max(part['date'] for part in parts)}, {where}, {minutes:.0f} minutes:",
+        f"`make faults`, {max(part['date'] for part in parts)}, {setup}, {minutes:.0f} minutes:",
         "",
         "| fault | times | survived | lost | slowest error | what came of it |",
         "| --- | --: | --: | --: | --: | --- |",

@@ -1,4 +1,4 @@
-"""torchrun with restarts: a worker is killed, the agent starts all again, they go on bit-equal."""
+"""Fault: a worker is killed under torchrun, which restarts all. They must go on bit-equal."""
 
 import os
 import subprocess
@@ -14,16 +14,16 @@ STRIKES = ("2,exchange,60", "0,write,2", "3,optimizer,5")
 
 
 def row() -> Row:
-    """Each strike once."""
-    found = Row("torchrun --max-restarts 1, a worker killed", came_of_it="restarted, bit-equal")
+    """Return a row with one try per strike."""
+    row = Row("torchrun --max-restarts 1, a worker killed", came_of_it="restarted, bit-equal")
     digest = unbroken({}).digest
     for strike in STRIKES:
-        found.count(restart(strike, digest))
-    return found
+        row.count(restart(strike, digest))
+    return row
 
 
 def restart(strike: str, digest: str) -> str:
-    """What was lost, "" for nothing."""
+    """Return a description of the loss, "" for none."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--max-restarts", "1"]
     ranks = ["--nproc-per-node", str(WORLD), "-m", "faults.worker", "--strike", strike]
     # torch 2.13 keeps one store over restarts, where Gloo finds the addresses of the dead.
@@ -36,11 +36,11 @@ def restart(strike: str, digest: str) -> str:
             )
         except subprocess.TimeoutExpired:
             return f"{strike}: torchrun hangs"
-    said = answers(done.stdout)
-    if done.returncode or sorted(said) != list(range(WORLD)):
-        return f"{strike}: exit code {done.returncode}, {said}, {done.stderr[-500:]}"
-    starts = {answer.get("start") for answer in said.values()}
+    answered = answers(done.stdout)
+    if done.returncode or sorted(answered) != list(range(WORLD)):
+        return f"{strike}: exit code {done.returncode}, {answered}, {done.stderr[-500:]}"
+    starts = {answer.get("start") for answer in answered.values()}
     if starts not in ({0}, {job.EVERY}, {2 * job.EVERY}) or "exitcode: -9" not in done.stderr:
-        return f"{strike}: nothing was restarted: {said}"
-    wrong = [answer for answer in said.values() if answer.get("digest") != digest]
+        return f"{strike}: nothing was restarted: {answered}"
+    wrong = [answer for answer in answered.values() if answer.get("digest") != digest]
     return f"{strike}: {wrong[0]}, the unbroken run has {digest}" if wrong else ""

@@ -1,13 +1,14 @@
-"""One row of the table: a fault, how often it was tried, and what came of it."""
+"""One row of the table: a fault, the number of tries, and their outcome."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass
 class Row:
-    """`survived`: the run went on, or ended as documented and could be resumed; the rest is lost.
+    """The tries of one fault.
 
-    `slowest` are the seconds from the fault to the last survivor's error, where there is one.
+    survived: the tries after which the run went on, or ended as documented and could be resumed.
+    All others are lost. slowest: the most seconds from the fault to the last survivor's error.
     """
 
     fault: str
@@ -23,7 +24,7 @@ class Row:
         return self.times - self.survived
 
     def count(self, loss: str, seconds: float | None = None) -> None:
-        """One try more; `loss` says what went wrong, "" that nothing did."""
+        """Count a try; `loss` describes the loss, "" for none."""
         self.times += 1
         if seconds is not None:
             self.slowest = round(max(self.slowest or 0.0, seconds), 1)

@@ -1,4 +1,4 @@
-"""Two models and their hooks in one process: by turns, and in two threads at once."""
+"""Fault: two models with hooks share a process, by turns and in two threads at once."""
 
 import hashlib
 import tempfile
@@ -48,22 +48,22 @@ class Model:
 
 
 def row() -> Row:
-    """Every pair of setups."""
-    found = Row("two models in one process, threads", came_of_it="each as if alone, bit for bit")
+    """Return a row with one try per pair of setups."""
+    row = Row("two models in one process, threads", came_of_it="each as if alone, bit for bit")
     for pair in PAIRS:
         with tempfile.TemporaryDirectory() as folder:
             endings = crew.run(WORLD, together, pair, log=Path(folder) / "log")
-        found.count(next((f"{pair}: {e}" for e in endings if not same(e.result)), ""))
-    return found
+        row.count(next((f"{pair}: {e}" for e in endings if not same(e.result)), ""))
+    return row
 
 
 def same(result: Any) -> bool:
-    """Whether the three ways ended alike."""
+    """Return True if the three ways ended alike."""
     return result is not None and result[0] == result[1] == result[2]
 
 
 def together(rank: int, pair: tuple[str, str]) -> list[list[str]]:
-    """The digests of both models trained alone, by turns, and in two threads."""
+    """Return the digests of both models trained alone, by turns, and in two threads."""
 
     def models() -> list[Model]:
         return [Model(seed, job.SETUPS[name]) for seed, name in enumerate(pair)]

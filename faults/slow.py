@@ -1,4 +1,4 @@
-"""A rank that sleeps: within the timeout the others wait for it, beyond it they say so."""
+"""Fault: a rank sleeps. The others wait for it within the timeout, and name it beyond."""
 
 import tempfile
 from pathlib import Path
@@ -9,11 +9,11 @@ from faults.kills import WORLD, Unbroken, resume, unbroken
 from faults.row import Row
 
 NAP, SHORT, LONG = 2.0, 4.0, 12.0
-"""Asleep within the usual timeout; a short timeout; asleep beyond that."""
+"""Seconds: a sleep within the usual timeout, a short timeout, and a sleep beyond that one."""
 
 
 def rows() -> list[Row]:
-    """One try a setup, of both."""
+    """Return two rows, each with one try per setup: a short sleep, and a long one."""
     patient = Row(f"rank asleep for {NAP:g} s, timeout {job.TIMEOUT:g} s")
     patient.came_of_it = "the run goes on, bit-equal"
     short = Row(f"rank asleep for {LONG:g} s, timeout {SHORT:g} s")
@@ -28,7 +28,7 @@ def rows() -> list[Row]:
 
 
 def nap(fields: job.Fields, strike: Strike, whole: Unbroken) -> str:
-    """What was lost, "" for nothing."""
+    """Sleep within the timeout, and return a description of the loss, "" for none."""
     with tempfile.TemporaryDirectory() as folder:
         endings = crew.run(WORLD, job.train, folder, fields, strike, log=Path(folder) / "log")
     wrong = [e for e in endings if e.result is None or e.result[1] != whole.digest]
@@ -36,7 +36,10 @@ def nap(fields: job.Fields, strike: Strike, whole: Unbroken) -> str:
 
 
 def oversleep(fields: job.Fields, strike: Strike, whole: Unbroken) -> tuple[str, float]:
-    """What was lost, and how long before the sleeper woke the last of the others had its error."""
+    """Sleep beyond the timeout. Return a description of the loss, "" for none, and the seconds.
+
+    The seconds last from the begin of the sleep to the last error of the other ranks.
+    """
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         short = fields | {"timeout": SHORT}

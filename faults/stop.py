@@ -1,4 +1,4 @@
-"""SIGTERM in the middle of `gradwire train`: it saves, exits with 130, and resumes bit-equal."""
+"""Fault: SIGTERM to `gradwire train`, which must save, exit with 130 and resume bit-equal."""
 
 import json
 import signal
@@ -17,18 +17,18 @@ STOPPED, TIMES = 130, 3
 
 
 def row() -> Row:
-    """A few times, a little later each time."""
-    found = Row("SIGTERM during gradwire train", came_of_it="saved, exit code 130, bit-equal")
+    """Return a row of a few tries, each with a later stop."""
+    row = Row("SIGTERM during gradwire train", came_of_it="saved, exit code 130, bit-equal")
     with tempfile.TemporaryDirectory() as folder:
         whole = Path(folder) / "whole"
         start(whole).wait(crew.LIMIT)
         for number in range(TIMES):
-            found.count(stop(Path(folder) / str(number), 1 + 2 * number, whole))
-    return found
+            row.count(stop(Path(folder) / str(number), 1 + 2 * number, whole))
+    return row
 
 
 def stop(folder: Path, lines: int, whole: Path) -> str:
-    """Stops a run after `lines` of metrics, and resumes it; what was lost."""
+    """Stop a run after `lines` of metrics, resume it, and return a description of the loss."""
     process = start(folder)
     metrics = folder / "metrics.jsonl"
     deadline = time.monotonic() + crew.LIMIT
@@ -50,16 +50,16 @@ def stop(folder: Path, lines: int, whole: Path) -> str:
 
 
 def start(folder: Path) -> "subprocess.Popen[bytes]":
-    """A new run."""
+    """Start a new run."""
     return command("--out", str(folder), *GIVEN.split())
 
 
 def command(*args: str) -> "subprocess.Popen[bytes]":
-    """`gradwire train`, started."""
+    """Start `gradwire train` with these arguments."""
     program = [sys.executable, "-m", "gradwire", "train", *args, *STEPS]
     return subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def result(folder: Path) -> dict[str, object]:
-    """What the run says of itself."""
+    """Return the result that the run has written."""
     return json.loads((folder / "result.json").read_text())

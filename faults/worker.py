@@ -1,6 +1,7 @@
-"""A rank that a launcher starts, `python -m faults.worker FOLDER`; its last line says how it ended.
+"""A rank for a launcher to start: `python -m faults.worker FOLDER`.
 
-Under torchrun only the first attempt is struck: what the agent starts again runs to the end.
+The last line that it prints is its result or its error, as JSON. Under torchrun only the first
+attempt is struck. The attempt that the agent starts again runs to the end.
 """
 
 import argparse
@@ -22,32 +23,32 @@ from faults.inject import Strike, install
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, default=job.STEPS)
     parser.add_argument("--timeout", type=float, default=job.TIMEOUT)
     parser.add_argument("--pace", type=float, default=0.0, help="seconds to wait in every step")
     parser.add_argument("--strike", default="", help="RANK,MOMENT,NTH")
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=crew.LIMIT / 3))
     rank = dist.get_rank()
     first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
-    install(rank, _strike(given.strike) if first and given.strike else None)
-    _slow_down(given.pace)
-    said: dict[str, Any] = {"rank": rank}
+    install(rank, _strike(options.strike) if first and options.strike else None)
+    _slow_down(options.pace)
+    answer: dict[str, Any] = {"rank": rank}
     try:
-        fields = job.COMMON | {"timeout": given.timeout}
-        said["start"], said["digest"] = elastic.train(
-            given.folder, given.steps, job.EVERY, **fields
+        fields = job.COMMON | {"timeout": options.timeout}
+        answer["start"], answer["digest"] = elastic.train(
+            options.folder, options.steps, job.EVERY, **fields
         )
     except Exception as error:
-        said["error"] = f"{type(error).__name__}: {error}"
-    print(json.dumps(said | {"at": time.monotonic()}), flush=True)
+        answer["error"] = f"{type(error).__name__}: {error}"
+    print(json.dumps(answer | {"at": time.monotonic()}), flush=True)
     sys.stderr.flush()
-    # Groups of ranks that are gone cannot be ended in order.
-    os._exit("error" in said)
+    # Process groups whose ranks are dead cannot be destroyed in order.
+    os._exit("error" in answer)
 
 
 def _strike(text: str) -> Strike:
@@ -66,12 +67,12 @@ def _slow_down(pace: float) -> None:
 
 
 def answers(output: str) -> dict[int, dict[str, Any]]:
-    """What each rank said last, of all that a launcher printed."""
-    found = {}
-    for match in re.finditer('{"rank":', output):  # two ranks may share a line
-        said, _ = json.JSONDecoder().raw_decode(output[match.start() :])
-        found[said["rank"]] = said
-    return found
+    """Return each rank's last answer in the output of a launcher."""
+    last_answers = {}
+    for match in re.finditer('{"rank":', output):  # a line may hold the answers of two ranks
+        answer, _ = json.JSONDecoder().raw_decode(output[match.start() :])
+        last_answers[answer["rank"]] = answer
+    return last_answers
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ class Step:
 
     @cached_property
     def mean(self) -> Target:
-        """Where an exchange that fills a target writes: to `into` unless the mean changes there."""
+        """The target of an exchange that fills one: `into`, unless the mean changes on its way."""
         plain = self.bundle.dtype == torch.float32 and self.scale is None and not self.bundle.masks
         return self.into if plain else Target(self.bundle.size, self.bundle.u.device)
 
@@ -151,10 +151,10 @@ def _note(step: Step, sparse: Sparse | None, outcome: Outcome) -> None:
 def to_gradient(
     mean: Tensor, ok: Tensor, dtype: torch.dtype, scale: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the mean in the gradient's dtype and loss scale, if it is usable, and what rounding
-    took away (None for fp32).
+    """Return the mean as the optimiser gets it, whether it is usable, and its rounding.
 
-    Every rank keeps the same rounding, so the mean of the residuals grows by just that.
+    The mean is in the gradient's dtype and loss scale. The rounding is None for fp32. Every rank
+    keeps the same rounding, so the mean of the residuals grows by exactly that.
     """
     scaled = mean if scale is None else mean * scale
     if dtype == torch.float32:

@@ -1,7 +1,7 @@
-"""The private names of torch that gradwire relies on: one function each, and why it is needed.
+"""The private names of torch that gradwire uses: one function per name, with the reason.
 
-A torch without one of them raises VersionError. Where a name is missing by design, as on a model
-that was never compiled, the function says so and returns what that means.
+A function raises VersionError if torch lacks its name. Some names are missing by design, for
+instance on a model that was never compiled. Such a function documents the value that it returns.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,13 +16,15 @@ from torch.autograd import Variable, profiler
 from gradwire.errors import VersionError
 
 KNOWN_TORCH = (2, 11), (2, 15)
-"""The oldest and the newest with which the tests have passed."""
+"""The oldest and the newest release of torch with which the tests have passed."""
 
 COMPILED = "_orig_mod"
-"""Where torch.compile keeps the model, and so a part of parameter names. Seen in 2.11 to 2.15."""
+"""The attribute in which torch.compile keeps the model, and thus a part of parameter names. Seen in
+2.11 to 2.15."""
 
 LAYOUT = "torch.serialization", "_get_layout"
-"""What a sharded checkpoint's records name in place of a layout. Seen in 2.11 to 2.15."""
+"""The function that the records of a sharded checkpoint name in place of a layout. Seen in 2.11 to
+2.15."""
 
 
 def tested_range() -> str:
@@ -56,7 +58,7 @@ def _get(owner: object, name: str, home: str) -> Any:
 
 
 def check_steps() -> None:
-    """Raise VersionError where torch lacks a name that every step needs."""
+    """Raise VersionError if torch lacks a name that every step needs."""
     _get(torch, "_foreach_copy_", "torch")
     _get(profiler, "_is_profiler_enabled", "torch.autograd.profiler")
     _get(dist.ProcessGroup, "_get_backend", "ProcessGroup")
@@ -66,7 +68,7 @@ def check_steps() -> None:
 
 
 def check_sharded_steps(module: Any) -> None:
-    """Raise VersionError where torch lacks a name that every step of a sharded model needs."""
+    """Raise VersionError if torch lacks a name that every step of a sharded model needs."""
     graph_task()
     execution_engine()
     is_inside_backward(module)
@@ -91,7 +93,8 @@ def raw_stream(device: int) -> int:
 def copy_each(places: list[Tensor], values: list[Tensor] | tuple[Tensor, ...]) -> None:
     """Copy each value to its place.
 
-    The public `copy_` takes one launch per tensor on CUDA, this takes one. Seen in 2.11 to 2.15.
+    On CUDA this is a single launch, and the public `copy_` is a launch per tensor. Seen in 2.11 to
+    2.15.
     """
     try:
         torch._foreach_copy_(places, values)
@@ -102,7 +105,7 @@ def copy_each(places: list[Tensor], values: list[Tensor] | tuple[Tensor, ...]) -
 def is_profiled() -> bool:
     """Return True while a profiler records.
 
-    A range that nobody sees costs host time at every stage. Seen in 2.11 to 2.15.
+    Otherwise a profiler's range would cost host time at every stage. Seen in 2.11 to 2.15.
     """
     try:
         return profiler._is_profiler_enabled
@@ -113,7 +116,7 @@ def is_profiled() -> bool:
 def graph_task() -> int:
     """Return the number of the backward pass that runs, -1 outside of one.
 
-    A unit that is reduced twice in one backward pass is told by it. Seen in 2.11 to 2.15.
+    The number tells if a unit is reduced twice in one backward pass. Seen in 2.11 to 2.15.
     """
     return int(_get(torch._C, "_current_graph_task_id", "torch._C")())
 
@@ -121,7 +124,7 @@ def graph_task() -> int:
 def execution_engine() -> Any:
     """Return autograd's engine, whose `queue_callback` calls at the end of a backward pass.
 
-    FSDP2 finishes its own backward pass by the same call. Seen in 2.11 to 2.15.
+    FSDP2 ends its backward pass with the same call. Seen in 2.11 to 2.15.
     """
     return _get(Variable, "_execution_engine", "torch.autograd.Variable")
 
@@ -132,24 +135,24 @@ def execution_engine() -> Any:
 def reduced_parameters(ddp: nn.Module) -> list[nn.Parameter]:
     """Return the parameters that DDP reduces, in DDP's order.
 
-    Only DDP knows which it was told to ignore. Seen in 2.11 to 2.15.
+    Only DDP knows the parameters that the user excluded. Seen in 2.11 to 2.15.
     """
     parameters, _ = _get(ddp, "_build_params_for_reducer", "DistributedDataParallel")()
     return list(parameters)
 
 
 def has_hook(ddp: nn.Module) -> bool:
-    """Return True where a communication hook is registered.
+    """Return True if a communication hook is registered.
 
-    DDP takes one for good, and says so only by an error. Seen in 2.11 to 2.15.
+    DDP takes one hook for good, and reports it only by an error. Seen in 2.11 to 2.15.
     """
     return bool(_get(ddp, "_comm_hooks", "DistributedDataParallel"))
 
 
 def has_python_reducer(ddp: nn.Module) -> bool:
-    """Return True where torch.compile's python_reducer has taken the place of DDP's reducer.
+    """Return True if torch.compile's python_reducer has replaced DDP's reducer.
 
-    Its hooks get no bucket. Seen in 2.11 to 2.15.
+    The python_reducer passes hooks no bucket. Seen in 2.11 to 2.15.
     """
     return bool(_get(ddp, "_use_python_reducer", "DistributedDataParallel"))
 
@@ -165,24 +168,24 @@ def is_joining(ddp: nn.Module) -> bool:
 def divides_by_all_ranks(ddp: nn.Module) -> bool:
     """Return False inside a Join that divides by the ranks that are left.
 
-    DDP has the name from its first Join on. Seen in 2.11 to 2.15.
+    DDP has the attribute only after its first Join. Seen in 2.11 to 2.15.
     """
     return getattr(ddp, "_divide_by_initial_world_size", True) is not False
 
 
 def ignored_names(model: nn.Module) -> Sequence[str]:
-    """Return the names of parameters and buffers that DDP was told to ignore.
+    """Return the names of the parameters and buffers that the user excluded from DDP.
 
-    A model has them only where somebody has named some. Seen in 2.11 to 2.15.
+    A model has the attribute only if the user excluded some. Seen in 2.11 to 2.15.
     """
     names: Sequence[str] = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
     return names
 
 
 def steps_in_backward(parameter: Tensor) -> bool:
-    """Return True where an optimiser steps in the backward pass, before gradients are averaged.
+    """Return True if an optimiser steps in the backward pass, before gradients are averaged.
 
-    torch marks those parameters alone. Seen in 2.11 to 2.15.
+    torch marks only the parameters of such an optimiser. Seen in 2.11 to 2.15.
     """
     return hasattr(parameter, "_in_backward_optimizers")
 
@@ -190,7 +193,7 @@ def steps_in_backward(parameter: Tensor) -> bool:
 def uncompiled(model: Any) -> Any:
     """Return the model inside torch.compile's module, or the model itself.
 
-    The class of that module lies in torch._dynamo, which takes seconds to import. Seen in 2.11 to
+    The class of the module is in torch._dynamo, which takes seconds to import. Seen in 2.11 to
     2.15.
     """
     return getattr(model, COMPILED, model)
@@ -202,7 +205,7 @@ def uncompiled(model: Any) -> Any:
 def takes_step_hooks(optimizer: object) -> bool:
     """Return True for an optimiser whose `step` runs hooks.
 
-    A wrapper such as Accelerate's is an Optimizer by name only. Seen in 2.11 to 2.15.
+    A wrapper such as Accelerate's is an Optimizer without hooks. Seen in 2.11 to 2.15.
     """
     return hasattr(optimizer, "_optimizer_step_post_hooks")
 
@@ -217,9 +220,9 @@ def scale_of(scaler: Any) -> Tensor | None:
 
 
 def overflows_of(scaler: Any) -> Mapping[int, Mapping[str, Any]]:
-    """Return what the GradScaler notes per optimiser until it updates its scale.
+    """Return the GradScaler's notes per optimiser, which last until it updates its scale.
 
-    Nothing public tells a step that was passed over. Seen in 2.11 to 2.15.
+    No public call tells if a step was skipped. Seen in 2.11 to 2.15.
     """
     states: Mapping[int, Mapping[str, Any]] = _get(scaler, "_per_optimizer_states", "GradScaler")
     return states
@@ -231,15 +234,15 @@ def overflows_of(scaler: Any) -> Mapping[int, Mapping[str, Any]]:
 def backend_of(group: dist.ProcessGroup, device: torch.device) -> Any:
     """Return the object that runs a group's collectives on `device`.
 
-    Only the backend tells what it can do. Seen in 2.11 to 2.15.
+    Only the backend has its options and abilities. Seen in 2.11 to 2.15.
     """
     return _get(group, "_get_backend", "ProcessGroup")(device)
 
 
 def default_store() -> dist.Store:
-    """Return the store that init_process_group was given or has made.
+    """Return the store that init_process_group uses.
 
-    Nothing public gives it back. Seen in 2.11 to 2.15.
+    No public call returns the store. Seen in 2.11 to 2.15.
     """
     home = "torch.distributed.distributed_c10d"
     store: dist.Store = _get(dist.distributed_c10d, "_get_default_store", home)()
@@ -247,9 +250,9 @@ def default_store() -> dist.Store:
 
 
 def set_timeout(options: Any, timeout: timedelta) -> None:
-    """Give a backend's options a timeout.
+    """Set the timeout in a backend's options.
 
-    torch warns where the options and `new_group` name two. Seen in 2.11 to 2.15.
+    torch warns if the options and `new_group` have different timeouts. Seen in 2.11 to 2.15.
     """
     _get(options, "_timeout", "ProcessGroup.Options")
     options._timeout = timeout
@@ -259,10 +262,10 @@ def set_timeout(options: Any, timeout: timedelta) -> None:
 
 
 def param_groups(module: Any) -> list[Any]:
-    """Return what FSDP2 reduces for a module: groups of parameters, one all-reduce hook each.
+    """Return the groups of parameters that FSDP2 reduces for a module, one hook per group.
 
-    FSDP2 tells a hook nothing but the flat shard. `_fsdp_param_group` was seen in 2.11, where a
-    module has one at most, `_fsdp_param_groups` in 2.12 to 2.15.
+    A hook gets only the flat shard, so its layout is read from the group. `_fsdp_param_group` was
+    seen in 2.11, with one group at most. `_fsdp_param_groups` was seen in 2.12 to 2.15.
     """
     state = _fsdp_state(module)
     if hasattr(state, "_fsdp_param_groups"):
@@ -274,23 +277,23 @@ def param_groups(module: Any) -> list[Any]:
 def is_inside_backward(module: Any) -> bool:
     """Return True from the first unit of a backward pass to FSDP2's own end of that pass.
 
-    A backward pass inside another ends before. Seen in 2.11 to 2.15.
+    A backward pass inside another one ends earlier, while this is still True. Seen in 2.11 to 2.15.
     """
     context = _get(_fsdp_state(module), "_state_ctx", "FSDPState")
     return bool(_get(context, "post_backward_final_callback_queued", "FSDPStateContext"))
 
 
 def is_last_backward(module: Any) -> bool:
-    """Return False where the user has announced more micro-batches.
+    """Return False if the user has announced more micro-batches.
 
-    `set_is_last_backward` can be set and not be read. Seen in 2.11 to 2.15.
+    `set_is_last_backward` has no public reader. Seen in 2.11 to 2.15.
     """
     context = _get(_fsdp_state(module), "_state_ctx", "FSDPState")
     return bool(_get(context, "is_last_backward", "FSDPStateContext"))
 
 
 def _fsdp_state(module: Any) -> Any:
-    """Return FSDP2's record of a module, the only way to all below. Seen in 2.11 to 2.15."""
+    """Return FSDP2's record of a module, which leads to all records below. Seen in 2.11 to 2.15."""
     return _get(module, "_get_fsdp_state", "FSDPModule")()
 
 
@@ -315,7 +318,7 @@ def module_of(group: Any) -> Any:
     return _of_group(group, "modules")[0]
 
 
-def device_of(group: Any) -> torch.device:
+def reduce_device(group: Any) -> torch.device:
     """Return the device on which gradients are reduced. Seen in 2.11 to 2.15."""
     device: torch.device = _of_group(group, "device")
     return device
@@ -329,7 +332,7 @@ def shard_group(group: Any) -> dist.ProcessGroup:
 
 
 def averages_replicas(group: Any) -> bool:
-    """Return True where FSDP2 itself averages over replicas, before any hook.
+    """Return True if FSDP2 averages over replicas itself, before any hook.
 
     Only the mesh of such a model has a group of replicas. Seen in 2.11 to 2.15.
     """
@@ -338,7 +341,7 @@ def averages_replicas(group: Any) -> bool:
 
 
 def reduces_now(group: Any) -> bool:
-    """Return False where the user has switched the all-reduce off. Seen in 2.11 to 2.15."""
+    """Return False if the user has switched the all-reduce off. Seen in 2.11 to 2.15."""
     return bool(_of_group(group, "all_reduce_grads"))
 
 
@@ -357,12 +360,12 @@ def reduce_dtype(group: Any, parameter: Any) -> torch.dtype:
 
     FSDPParamGroup.mp_policy was seen in 2.11 to 2.14, FSDPParam.mp_policy in 2.15.
     """
-    own: torch.dtype = shard(parameter).dtype
+    shard_dtype: torch.dtype = shard(parameter).dtype
     if hasattr(group, "mp_policy"):
         policy = group.mp_policy
-        return policy.reduce_dtype or policy.param_dtype or own
-    # Where the policy is each parameter's, gradients are reduced in the dtype of the parameters.
-    return _get(parameter, "mp_policy", "FSDPParam").reduce_dtype or own
+        return policy.reduce_dtype or policy.param_dtype or shard_dtype
+    # If every parameter has a policy, gradients are reduced in the dtype of the parameters.
+    return _get(parameter, "mp_policy", "FSDPParam").reduce_dtype or shard_dtype
 
 
 # --- FSDP2: parameters -----------------------------------------------------------------------
@@ -396,19 +399,18 @@ def is_tensor_parallel(parameter: Any) -> bool:
 
 
 def gradient_dtype(parameter: Any) -> torch.dtype | None:
-    """Return the dtype that `grad_dtype` asks of a gradient, or None.
+    """Return the `grad_dtype` of a parameter, or None.
 
-    Seen in 2.15; before, FSDP2 knows no such dtype.
+    Seen in 2.15; FSDP2 has no such dtype in earlier releases.
     """
     dtype: torch.dtype | None = getattr(parameter, "sharded_grad_dtype", None)
     return dtype
 
 
 def owner_of(parameter: Any) -> tuple[nn.Module, str]:
-    """Return the module that has a parameter, and the parameter's name there.
+    """Return the module that has a parameter, and the parameter's name in this module.
 
-    Parameters change places with their shards, so that no other way leads to their names. Seen in
-    2.11 to 2.15.
+    FSDP2 swaps parameters and shards, so only its record knows the names. Seen in 2.11 to 2.15.
     """
     info = _get(parameter, "_module_info", "FSDPParam")
     module = _get(info, "module", "ParamModuleInfo")
@@ -421,8 +423,7 @@ def owner_of(parameter: Any) -> tuple[nn.Module, str]:
 def storage_info() -> type[Any]:
     """Return the class of a record that says in which file an entry lies.
 
-    The reader knows the classes of all records, so that it need not unpickle anything else. Seen in
-    2.11 to 2.15.
+    The reader unpickles only the known classes of records. Seen in 2.11 to 2.15.
     """
     from torch.distributed.checkpoint import filesystem
 
@@ -433,7 +434,7 @@ def storage_info() -> type[Any]:
 def storage_prefix(text: str) -> Any:
     """Return a plan's note of how the files of a rank begin.
 
-    Files of two saves must not have the same name. Seen in 2.11 to 2.15.
+    Each save needs a new prefix, so that no two files have the same name. Seen in 2.11 to 2.15.
     """
     from torch.distributed.checkpoint import filesystem
 

@@ -1,1 +1,4 @@
-"""Adapters to the ways people train. No algorithm lives here."""
+"""Adapters from training loops to a State: DDP, FSDP2, plain loops, and three trainers.
+
+All algorithms are in other folders.
+"""

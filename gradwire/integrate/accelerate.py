@@ -1,4 +1,4 @@
-"""Accelerate: one line after `accelerator.prepare`."""
+"""attach for Accelerate: one line after `accelerator.prepare`."""
 
 import functools
 import weakref
@@ -31,24 +31,26 @@ def attach(
         model, optimizer, data = accelerator.prepare(model, optimizer, data)
         wire = attach(accelerator, model, method="topk", density=0.001)
 
-    A collective call; the fields are Config's. From here on `accelerator.save_state(folder)` writes
-    every rank's part into folder/gradwire, and `accelerator.load_state` reads it, on any number of
-    ranks: call it after this. Call `wire.close()` before `accelerator.end_training()`.
+    This is a collective call; the fields are Config's. Afterwards `accelerator.save_state(folder)`
+    also writes every rank's part into folder/gradwire. `accelerator.load_state` reads the parts, on
+    any number of ranks; call it after attach. Call `wire.close()` before
+    `accelerator.end_training()`.
     """
-    prepared = weakref.ref(_inner(accelerator, model))
+    prepared = weakref.ref(_prepared_module(accelerator, model))
     wire = ddp.attach(model, config, scaler=accelerator.scaler, **fields)
-    own = {id(parameter) for parameter in model.parameters()}
-    warn_of_adam(wire, (o for o in accelerator._optimizers if own & _parameters_of(o)))
+    parameters = {id(parameter) for parameter in model.parameters()}
+    warn_of_adam(wire, (o for o in accelerator._optimizers if parameters & _parameters_of(o)))
     accelerator.register_save_state_pre_hook(functools.partial(_save, wire, prepared))
     accelerator.register_load_state_pre_hook(functools.partial(_load, wire, prepared))
-    accelerator.register_for_checkpointing(_Mark(wire))
+    accelerator.register_for_checkpointing(_StepMark(wire))
     return wire
 
 
-class _Mark:
-    """Makes Accelerate refuse a checkpoint with residuals when no wire is attached to take them.
+class _StepMark:
+    """An object in Accelerate's checkpoint that ties the checkpoint to the step of the residuals.
 
-    It compares the number of objects it saved with those that are registered.
+    Accelerate compares the number of saved objects with the number of registered ones. It therefore
+    refuses a checkpoint with residuals if no wire is attached to load them.
     """
 
     def __init__(self, wire: Attached) -> None:
@@ -69,25 +71,30 @@ class _Mark:
 def _save(
     wire: Attached, prepared: "weakref.ref[nn.Module]", models: list[nn.Module], _: Any, folder: str
 ) -> None:
-    if (place := _place(folder, prepared, models)) is not None:
-        checkpoint.save(wire, place)
+    if (part := _part_folder(folder, prepared, models)) is not None:
+        checkpoint.save(wire, part)
 
 
 def _load(
     wire: Attached, prepared: "weakref.ref[nn.Module]", models: list[nn.Module], folder: str
 ) -> None:
-    if (place := _place(folder, prepared, models)) is None:
+    if (part := _part_folder(folder, prepared, models)) is None:
         return
-    if not (place / checkpoint.MANIFEST).is_file():
+    if not (part / checkpoint.MANIFEST).is_file():
         raise StateError(
-            f"{place} is not there: the checkpoint was written without gradwire. Call load_state "
+            f"{part} is not there: the checkpoint was written without gradwire. Call load_state "
             f"before attach, and residuals start at zero"
         )
-    checkpoint.load(wire, place)
+    checkpoint.load(wire, part)
 
 
-def _place(folder: str, prepared: "weakref.ref[nn.Module]", models: list[nn.Module]) -> Path | None:
-    """Where this model's part goes, by Accelerate's numbers; None once the model was let go of."""
+def _part_folder(
+    folder: str, prepared: "weakref.ref[nn.Module]", models: list[nn.Module]
+) -> Path | None:
+    """Return the folder of this model's part, or None if Accelerate has freed the model.
+
+    Accelerate numbers its models, and the folder takes the same number.
+    """
     number = next((i for i, m in enumerate(models) if m is prepared()), None)
     if number is None:
         return None
@@ -98,8 +105,8 @@ def _parameters_of(optimizer: Any) -> set[int]:
     return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
-def _inner(accelerator: object, model: object) -> nn.Module:
-    """The module inside DDP, by which Accelerate knows the model; anything else is refused."""
+def _prepared_module(accelerator: object, model: object) -> nn.Module:
+    """Return the module inside DDP, under which Accelerate lists the model, or raise."""
     if not isinstance(accelerator, Accelerator) or not isinstance(model, nn.Module):
         raise AttachError(
             f"attach needs an Accelerator and a model, got {type(accelerator).__name__} and "

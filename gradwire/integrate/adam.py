@@ -1,4 +1,8 @@
-"""A warning where entries that wait meet an optimiser that divides by their size."""
+"""A warning for sparse methods in front of Adam.
+
+A sparse method sends an entry late, as the sum of several steps. Adam divides an
+entry by its usual size, which such sums change.
+"""
 
 import warnings
 from collections.abc import Iterable
@@ -8,9 +12,9 @@ from gradwire.state.state import State
 
 
 def warn_of_adam(state: State, optimizers: Iterable[object]) -> None:
-    """Warn, in one line, when a method that leaves entries out is put in front of Adam.
+    """Warn in one line if the method leaves entries out and an optimiser is like Adam.
 
-    The first step of a language model shows nothing of it: the loss falls, and stays too high.
+    The first steps of a language model do not show the harm: the loss falls, and stays too high.
     """
     name = next((name for name in map(_adam_like, optimizers) if name), "")
     config = state.config
@@ -27,10 +31,8 @@ def warn_of_adam(state: State, optimizers: Iterable[object]) -> None:
 
 
 def _adam_like(optimizer: object) -> str:
-    """The name of an optimiser that is Adam or like it; nothing for another one.
-
-    Trainers wrap optimisers, some of them more than once.
-    """
+    """Return the name of an optimiser that is like Adam; an empty string for any other."""
+    # Trainers wrap optimisers, some of them more than once.
     for _ in range(4):
         optimizer = getattr(optimizer, "optimizer", optimizer)
     name = type(optimizer).__name__

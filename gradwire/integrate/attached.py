@@ -1,28 +1,34 @@
-"""What the handles that `attach` returns have in common."""
+"""Attached: the base of the handles that `attach` returns, and how a handle leaves its model.
+
+After `detach` the next step flushes: it sends every residual whole. A parameter that no rank uses
+in that step keeps its residual, so the flush is repeated a few times. Then the wire is released.
+"""
 
 import warnings
 import weakref
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
+import torch.distributed as dist
 from torch import Tensor
 
 from gradwire.config import Config
-from gradwire.errors import ExchangeError
+from gradwire.errors import AttachError, ExchangeError
 from gradwire.ranks.group import uncounted
 from gradwire.state.state import State
 
-S = TypeVar("S", bound=State)
+_S = TypeVar("_S", bound=State)
+_W = TypeVar("_W", bound="Attached")
 
-TRIES = 10
-"""Steps in which a parameter that is kept something for may be used again, after `detach`."""
+_TRIES = 10
+"""The flushes that are repeated, after `detach`, for residuals of parameters that no step used."""
 
 
-def alive(owner: "weakref.ref[S]") -> S:
+def live_state(owner: "weakref.ref[_S]") -> _S:
     """Return the State behind a weak reference, or raise ExchangeError if it is gone.
 
-    An engine and its parts are owned by their State. They refer to it weakly, so that a wire goes
-    with its model, and its thread with it, without waiting for the garbage collector.
+    A State owns its engine, and the engine refers to the State weakly. Without a cycle of
+    references a wire and its thread end with the model, and not at the next garbage collection.
     """
     state = owner()
     if state is None:
@@ -30,66 +36,104 @@ def alive(owner: "weakref.ref[S]") -> S:
     return state
 
 
+def closed_error() -> ExchangeError:
+    """Return the error for a step after `close`."""
+    return ExchangeError(
+        "the wire was closed: to go on with plain all-reduce call wire.detach() instead"
+    )
+
+
 class Attached(State):
-    """A State that sits on a model, and can let go of it."""
+    """A State that sits on a model, and can be detached from the model."""
 
     def __init__(self, config: Config | None, **fields: Any) -> None:
         super().__init__(config, **fields)
         self.detaching = False
+        """True after `detach`: the model is released when a flush is complete."""
         self._tries = 0
 
     def detach(self) -> None:
-        """The next step sends everything that is kept; later ones are plain dense all-reduce.
+        """Send all residuals with the next step, and go on with a plain dense all-reduce.
 
         Call it on every rank. Afterwards the model can be attached again. Momentum correction ends
-        with the wire: from then on the optimiser needs its own momentum. What is kept for
-        parameters that the step does not use waits for one that does, for ten steps at most.
+        with the wire: from then on the optimiser needs its own momentum. The residual of a
+        parameter that the step does not use waits for a step that does, for ten steps at most.
         """
         self.flush()
         self.detaching = True
 
-    def flushed(self) -> bool:
-        """Whether the step that flushes was taken; one that was skipped is asked for again.
+    def finish_flush(self) -> bool:
+        """Return True if the last step has sent all residuals; else let the next step flush again.
 
-        So is one that did not use all parameters. All ranks see the same unused ones.
+        A flush is repeated if the optimiser skipped the step or if parameters were unused. All
+        ranks see the same unused parameters, so all ranks decide alike.
         """
         if self._flush:
             return False
         taken = self._flushing and not bool(self.was_skipped())
-        waiting = self._waits(taken)
-        if not taken or (waiting and self._tries < TRIES):
-            self._tries += waiting
+        withheld = self._has_withheld(taken)
+        if not taken or (withheld and self._tries < _TRIES):
+            self._tries += withheld
             self.flush()
             return False
-        if waiting:
-            self._say_dropped()
+        if withheld:
+            self._warn_dropped()
         return True
 
-    def let_go(self) -> None:
-        """Detach is complete, on every rank: the communicators are given back. A collective call.
+    def release(self) -> None:
+        """Complete the detach: stop the engine and give the communicators back.
 
-        What is asked later, as by `save`, goes over the model's own.
+        This is a collective call. Later calls such as `save` use the model's own process group.
         """
         self.stop()
         with uncounted(self.group):
             self.group.agree("detach", step=self.steps)
         self.leave()
 
-    def _waits(self, taken: bool) -> bool:
-        """Whether the last step, if it was `taken`, has left something that is kept."""
+    def _has_withheld(self, taken: bool) -> bool:
+        """Return True if residuals remain after the last step.
+
+        taken: True if that step was a flush, and the optimiser took it.
+        """
         return any(bundle.withheld for bundle in self.bundles)
 
-    def _left(self) -> Iterator[tuple[str, Tensor]]:
-        """The parameters that the last step left out, and what is kept for each."""
+    def _withheld(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the name and the residual of each parameter that the last step left out."""
         for bundle in self.bundles:
             names = {slot.offset: slot.name for slot in bundle.slots if slot.numel}
-            yield from ((names[offset], kept) for offset, kept in bundle.withheld if kept.numel())
+            for offset, residual in bundle.withheld:
+                if residual.numel():
+                    yield names[offset], residual
 
-    def _say_dropped(self) -> None:
-        dropped = [name for name, kept in self._left() if bool(kept.any())]
+    def _warn_dropped(self) -> None:
+        dropped = [name for name, residual in self._withheld() if bool(residual.any())]
         if dropped:
             warnings.warn(
-                f"detach: no rank has used {', '.join(dropped[:3])} in {TRIES + 1} steps; what was "
-                f"kept for it is dropped",
+                f"detach: no rank has used {', '.join(dropped[:3])} in {_TRIES + 1} steps; what "
+                f"was kept for it is dropped",
                 stacklevel=2,
             )
+
+
+class Attachment(Generic[_W]):
+    """The object between a model's hooks, which stay for good, and the wire, which may leave.
+
+    process_group: the ranks that average densely after the wire has left.
+    """
+
+    def __init__(self, process_group: dist.ProcessGroup, wire: _W | None = None) -> None:
+        self.process_group = process_group
+        self.wire = wire
+
+    def refuse_attached(self) -> None:
+        """Raise AttachError if a wire is attached."""
+        if self.wire is not None:
+            raise AttachError(
+                "this model is attached already: call wire.detach() and take a step first"
+            )
+
+    def release_flushed(self) -> None:
+        """Let the wire go if it is detaching and its flush is complete. Called as a step begins."""
+        if self.wire is not None and self.wire.detaching and self.wire.finish_flush():
+            self.wire.release()
+            self.wire = None

@@ -1,4 +1,8 @@
-"""Ranks meet: a group of our own, and proof that all of them mean the same."""
+"""The handshake of all ranks: a communicator of our own, after comparing all settings.
+
+Every rank sends its configuration and its parameters as JSON. Each rank compares all of them with
+those of rank 0, so every rank raises the same error.
+"""
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -10,79 +14,94 @@ import torch.distributed as dist
 from gradwire.config import Config
 from gradwire.encode.format import MAGIC
 from gradwire.errors import ConfigError, GradwireError
-from gradwire.ranks.communicator import take
-from gradwire.ranks.group import DistributedGroup, uncounted
+from gradwire.ranks.communicator import take_communicator
+from gradwire.ranks.distributed import DistributedGroup
+from gradwire.ranks.group import uncounted
 from gradwire.ranks.together import gather_words
 from gradwire.torch_internals import backend_of, set_timeout
 from gradwire.types import Slot
 from gradwire.version import __version__
 
-VERSION = "gradwire"
+_VERSION = "gradwire"
+"""The field that holds the version of gradwire."""
 
 
-def meet(
+def handshake(
     process_group: dist.ProcessGroup | None,
     config: Config,
     slots: Sequence[Slot],
     device: torch.device,
     more: Mapping[str, Any] | None = None,
 ) -> DistributedGroup:
-    """A communicator of our own over the ranks of `process_group`, after comparing what they hold.
+    """Return a communicator over the ranks of `process_group` after comparing their settings.
 
-    A collective call; `more` is compared too.
+    more: settings that ranks compare beside the config and the parameters. This is a collective
+    call.
     """
-    theirs = process_group or dist.group.WORLD
-    assert theirs is not None
-    ranks = dist.get_process_group_ranks(theirs)
+    callers = process_group or dist.group.WORLD
+    assert callers is not None
     timeout = timedelta(seconds=config.timeout)
-    over = DistributedGroup(theirs, device, timeout)
-    own = take(ranks, timeout, over, _urgent(theirs, device, timeout))
-    group = DistributedGroup(own, device, timeout)
+    group = take_group(callers, device, timeout, _priority_options(callers, device, timeout))
     fields = config.asdict() | dict(more or {})
     fields["parameters"] = [
         [s.name, list(s.shape), str(s.dtype), list(s.stride), s.unit] for s in slots
     ]
     try:
         with uncounted(group):
-            compare(group, fields)
+            compare_settings(group, fields)
     except GradwireError:
-        group.leave(theirs)
+        group.leave(callers)
         raise
     return group
 
 
-def _urgent(group: dist.ProcessGroup, device: torch.device, timeout: timedelta) -> Any:
-    """For NCCL: its kernels before those of the backward pass; the step ends with them."""
+def take_group(
+    process_group: dist.ProcessGroup, device: torch.device, timeout: timedelta, options: Any = None
+) -> DistributedGroup:
+    """Return a communicator of our own over the ranks of `process_group`. A collective call.
+
+    With a communicator of our own no message can mix with the user's collectives.
+    """
+    callers = DistributedGroup(process_group, device, timeout)
+    ranks = dist.get_process_group_ranks(process_group)
+    return DistributedGroup(take_communicator(ranks, timeout, callers, options), device, timeout)
+
+
+def _priority_options(group: dist.ProcessGroup, device: torch.device, timeout: timedelta) -> Any:
+    """Return NCCL options for a high-priority stream; None for other backends.
+
+    The exchange ends the step, so its kernels go before the kernels of the backward pass.
+    """
     # A group with a backend for each kind of device would give these options to all of them.
     if device.type != "cuda" or "," in dist.get_backend_config(group):
         return None
     kind = getattr(dist, "ProcessGroupNCCL", None)
-    theirs = getattr(backend_of(group, device), "options", None)
-    if kind is None or not isinstance(theirs, kind.Options):
+    present = getattr(backend_of(group, device), "options", None)
+    if kind is None or not isinstance(present, kind.Options):
         return None
     options = kind.Options(is_high_priority_stream=True)
     set_timeout(options, timeout)
     return options
 
 
-def compare(group: DistributedGroup, fields: Mapping[str, Any]) -> None:
-    """Raises ConfigError on every rank, naming field and rank, unless all hold the same fields.
+def compare_settings(group: DistributedGroup, fields: Mapping[str, Any]) -> None:
+    """Raise ConfigError on every rank, naming field and rank, unless all hold the same fields.
 
-    The version of gradwire is one of them, and the first that is looked at.
+    The version of gradwire is the first field, because it explains a difference in the others.
     """
-    known = {VERSION: __version__, "wire_format": MAGIC >> 24, **fields}
+    known = {_VERSION: __version__, "wire_format": MAGIC >> 24, **fields}
     rows = gather_words(group, known, group.device)
     for rank, other in enumerate(rows):
         if other != rows[0]:
-            raise ConfigError(difference(rows[0], other, rank))
+            raise ConfigError(_difference(rows[0], other, rank))
 
 
-def difference(first: Mapping[str, Any], other: Mapping[str, Any], rank: int) -> str:
-    """One line on the first field in which `rank` differs from rank 0."""
-    if first.get(VERSION) != other.get(VERSION):
+def _difference(first: Mapping[str, Any], other: Mapping[str, Any], rank: int) -> str:
+    """Return one line on the first field in which `rank` differs from rank 0."""
+    if first.get(_VERSION) != other.get(_VERSION):
         return (
             f"ranks run different versions of gradwire: rank {rank} has "
-            f"{other.get(VERSION, 'another')}, rank 0 has {first.get(VERSION, 'another')}. "
+            f"{other.get(_VERSION, 'another')}, rank 0 has {first.get(_VERSION, 'another')}. "
             f"Install the same on all."
         )
     field = next(k for k in {**first, **other} if first.get(k) != other.get(k))

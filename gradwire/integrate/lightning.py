@@ -1,7 +1,7 @@
-"""Lightning: one argument of the Trainer.
+"""GradwireStrategy for Lightning: one argument of the Trainer.
 
-A strategy, because Lightning passes over hooks on a CPU, and because a strategy is told the path of
-every checkpoint on every rank, which a callback is not.
+It is a strategy, because Lightning ignores communication hooks on a CPU. Lightning also tells a
+strategy the path of every checkpoint on every rank, and does not tell a callback.
 """
 
 import inspect
@@ -29,8 +29,10 @@ from lightning.pytorch import LightningModule, Trainer  # noqa: E402
 from lightning.pytorch.strategies import DDPStrategy  # noqa: E402
 
 log = logging.getLogger("gradwire")
-KEY = "gradwire"
-HOOKS = ("ddp_comm_state", "ddp_comm_hook", "ddp_comm_wrapper", "model_averaging_period")
+_KEY = "gradwire"
+"""The entry of a checkpoint that says that residuals lie beside it."""
+_HOOKS = ("ddp_comm_state", "ddp_comm_hook", "ddp_comm_wrapper", "model_averaging_period")
+"""Options of DDPStrategy that would set DDP's only hook."""
 
 
 class GradwireStrategy(DDPStrategy):
@@ -40,9 +42,11 @@ class GradwireStrategy(DDPStrategy):
 
     The fields are those of `gradwire.attach`. `ddp` holds options of Lightning's DDPStrategy, for
     instance ddp={"find_unused_parameters": True}. `trainer.strategy.wire` is the wire, from the
-    start of `fit` on. Beside every checkpoint that training can resume from, FILE, the ranks write
-    FILE.gradwire, a folder of `gradwire.save`; `fit(ckpt_path=FILE)` reads it, on any number of
-    ranks. A second `fit` of the same model goes on with the residuals of the first.
+    start of `fit` on.
+
+    Beside every checkpoint FILE that can be resumed from, the ranks write FILE.gradwire, a folder
+    of `gradwire.save`. `fit(ckpt_path=FILE)` reads the folder, on any number of ranks. A second
+    `fit` of the same model goes on with the residuals of the first.
     """
 
     def __init__(
@@ -72,14 +76,15 @@ class GradwireStrategy(DDPStrategy):
         super().configure_ddp()
         assert self.model is not None
         assert self.lightning_module is not None
-        last, same = self.wire, self._module is not None and self._module() is self.lightning_module
+        last_wire = self.wire
+        is_same_model = self._module is not None and self._module() is self.lightning_module
         scaler = getattr(self.precision_plugin, "scaler", None)
         self.wire = attach(self.model, self._config, scaler=scaler, **self._fields)
         self._module = weakref.ref(self.lightning_module)
         if self._file is not None:
             self._resume(self.wire, self._file)
-        elif last is not None and same:
-            self.wire.load_state_dict(last.state_dict())
+        elif last_wire is not None and is_same_model:
+            self.wire.load_state_dict(last_wire.state_dict())
 
     def _resume(self, wire: Attached, file: Path) -> None:
         if self._steps is None:
@@ -102,9 +107,9 @@ class GradwireStrategy(DDPStrategy):
         self, checkpoint_path: str | os.PathLike[str], weights_only: bool | None = None
     ) -> dict[str, Any]:
         checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
-        # ModelCheckpoint(save_last="link") makes a link to the file, not to the folder beside it.
+        # ModelCheckpoint(save_last="link") links to the file only, not to the folder beside it.
         self._file = Path(os.path.realpath(checkpoint_path))
-        self._steps = checkpoint[KEY]["steps"] if KEY in checkpoint else None
+        self._steps = checkpoint[_KEY]["steps"] if _KEY in checkpoint else None
         return checkpoint
 
     def save_checkpoint(
@@ -113,9 +118,9 @@ class GradwireStrategy(DDPStrategy):
         filepath: str | os.PathLike[str],
         storage_options: Any = None,
     ) -> None:
-        # Without an optimizer nothing can resume from it.
+        # Nothing can resume from a checkpoint without an optimiser, so it gets no residuals.
         if self.wire is not None and "optimizer_states" in checkpoint:
-            checkpoint[KEY] = {"steps": self.wire.steps}
+            checkpoint[_KEY] = {"steps": self.wire.steps}
             save(self.wire, _folder(filepath))
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
@@ -125,7 +130,7 @@ class GradwireStrategy(DDPStrategy):
             shutil.rmtree(_folder(filepath), ignore_errors=True)
 
     def teardown(self) -> None:
-        # The wire stays: `trainer.save_checkpoint` and `wire.stats()` are asked for after `fit`.
+        # The wire stays, because users call `save_checkpoint` and `wire.stats()` after `fit`.
         if self.wire is not None:
             self.wire.close()
         super().teardown()
@@ -137,16 +142,17 @@ def _refuse_options(ddp: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
             f"ddp must be a dict of options of DDPStrategy, got {type(ddp).__name__}: e.g. "
             f"ddp={{'find_unused_parameters': True}}"
         )
-    if hooks := [name for name in HOOKS if name in ddp]:
+    if hooks := [name for name in _HOOKS if name in ddp]:
         raise ConfigError(
             f"ddp[{hooks[0]!r}]: DDP takes one hook, which is gradwire's; leave it out"
         )
-    theirs = {
+    # `timeout` is a field of Config too.
+    ddp_options = {
         name
-        for of in (DDPStrategy, DistributedDataParallel)
-        for name in inspect.signature(of).parameters
+        for owner in (DDPStrategy, DistributedDataParallel)
+        for name in inspect.signature(owner).parameters
     } - {"timeout"}
-    if wrong := [name for name in fields if name in theirs]:
+    if wrong := [name for name in fields if name in ddp_options]:
         raise ConfigError(
             f"{wrong[0]} is an option of DDPStrategy: GradwireStrategy(..., "
             f"ddp={{{wrong[0]!r}: {fields[wrong[0]]!r}}})"
@@ -154,6 +160,7 @@ def _refuse_options(ddp: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
 
 
 def _folder(file: str | os.PathLike[str]) -> Path:
+    """Return the folder of residuals beside a checkpoint; raise StateError for a remote file."""
     path = os.fspath(file)
     if "://" in path:
         raise StateError(

@@ -1,4 +1,4 @@
-"""local_steps: for links too slow for every step."""
+"""local_steps: exchange weights every few steps, for links too slow to exchange at every step."""
 
 import copy
 import dataclasses
@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from gradwire.config import Config, configure
 from gradwire.errors import ConfigError, StateError, unknown
-from gradwire.integrate.handshake import meet
+from gradwire.integrate.handshake import handshake
 from gradwire.integrate.loop import average, slots_of
 from gradwire.integrate.refuse import refuse_for_local_steps
 from gradwire.integrate.versions import note_torch
@@ -22,13 +22,14 @@ from gradwire.state.saved.check import check_alike, check_count, check_optimizer
 from gradwire.state.state import State
 from gradwire.state.stats import Stats
 
-OUTER = {"nesterov": (1.0, 0.5), "average": (1.0, 0.0)}
-"""Outer learning rate and momentum. DiLoCo (Douillard et al. 2023) has Nesterov's 0.7 and 0.9, for
-differences that are sent whole; what comes late already acts like momentum."""
+_OUTER = {"nesterov": (1.0, 0.5), "average": (1.0, 0.0)}
+"""Outer learning rate and momentum. DiLoCo (Douillard et al. 2023) uses 0.7 and 0.9 with Nesterov
+and sends differences whole. Here entries arrive late, which already acts like momentum."""
 
-DEFAULTS = {"method": "chunked", "density": 0.05, "values": "int4", "indices": "packed"}
+_DEFAULTS = {"method": "chunked", "density": 0.05, "values": "int4", "indices": "packed"}
+"""Fields of Config for which local steps have other defaults."""
 
-Ranks = dist.ProcessGroup | Group | None
+_Ranks = dist.ProcessGroup | Group | None
 
 
 class LocalSteps(State):
@@ -36,19 +37,20 @@ class LocalSteps(State):
 
     x: the weights that all ranks had after the last exchange. w: this rank's weights now.
 
-        u = x - w + residual,     update = mean over ranks of what was sent of u
+        u = x - w + residual,     update = mean over ranks of the sent entries of u
         m = momentum m + update,  x = x - lr (update + momentum m),  w = x
 
-    Without momentum x = x - lr update. x and m are fp32 and the same bits on every rank, and so
-    is w; what bf16 weights cannot hold of x is kept. A round in which some rank's weights are
-    not finite delivers nothing: w = x, and what was finite waits in the residuals.
+    Without momentum x = x - lr update. x and m are fp32, with the same bits on every rank, and so
+    is w. x keeps the digits that bf16 weights cannot hold. If some rank's weights are not finite,
+    a round delivers nothing: w = x, and finite differences wait in the residuals.
 
-    With `keep_unsent` w = x - residual: a rank goes on from its own weights where it sent nothing,
-    and its gradients see what the others still wait for. The mean of all w, with outer lr 1 and no
-    momentum, is then that of ranks that never exchange; an exchange only brings them together.
+    With `keep_unsent` w = x - residual. A rank goes on from its own weights in entries that it did
+    not send, so its gradients see the updates that other ranks still wait for. With outer lr 1 and
+    no momentum, an exchange then leaves the mean of all w unchanged.
 
-    Different from SparseLoCo (Sarfi et al. 2025): its residual decays (0.999 a round), this one
-    does not, or the law would not hold; its mean is over the ranks that sent, this one over all.
+    SparseLoCo (Sarfi et al. 2025) differs in two points. Its residual decays by 0.999 per round;
+    here the residual does not decay, because the law would not hold. Its mean is over the ranks
+    that sent an entry; here the mean is over all ranks.
     """
 
     averaged = ("residual", "velocity", "weights")
@@ -62,7 +64,7 @@ class LocalSteps(State):
         every: int,
         rule: tuple[float, float],
         keep_unsent: bool = False,
-        group: Ranks = None,
+        group: _Ranks = None,
     ) -> None:
         super().__init__(config, model=model)
         self.every, self.keep_unsent = every, keep_unsent
@@ -72,17 +74,20 @@ class LocalSteps(State):
         """Inner steps so far; `steps` counts the exchanges."""
         names = parameter_names(model)
         self._weights = {names[id(p)]: p for p in model.parameters() if id(p) in names}
-        self._meet(group)
+        self._join_ranks(group)
         self._reference = {name: p.detach().float().clone() for name, p in self._weights.items()}
         self._velocity: dict[str, Tensor] = {}
         if self.outer_momentum:
             self._velocity = {name: torch.zeros_like(x) for name, x in self._reference.items()}
 
     @torch.no_grad()
-    def _meet(self, group: Ranks) -> None:
-        """Meet the other ranks, and take over rank 0's weights. A collective call."""
+    def _join_ranks(self, group: _Ranks) -> None:
+        """Compare settings with the other ranks, and take over rank 0's weights.
+
+        This is a collective call.
+        """
         device = next(iter(self._weights.values())).device
-        # Differences of weights are in fp32, whatever the weights are in.
+        # Differences of weights are fp32 for every dtype of weights.
         slots = slots_of(
             {
                 name: torch.empty(p.shape, dtype=torch.float32, device="meta")
@@ -90,21 +95,26 @@ class LocalSteps(State):
             }
         )
         if group is None or isinstance(group, dist.ProcessGroup):
-            rule = {"every": self.every, "outer": [self.outer_lr, self.outer_momentum]}
-            rule |= {"keep_unsent": self.keep_unsent}
-            group = meet(group, self.config, slots, device, rule)
+            settings = {
+                "every": self.every,
+                "outer": [self.outer_lr, self.outer_momentum],
+                "keep_unsent": self.keep_unsent,
+            }
+            group = handshake(group, self.config, slots, device, settings)
         self.open(slots, device, group)
         with uncounted(group):
             for tensor in (*self.model.parameters(), *self.model.buffers()):
                 if tensor.is_floating_point():
-                    mine = tensor.detach().clone() if group.rank == 0 else torch.zeros_like(tensor)
-                    tensor.copy_(group.all_reduce(mine.contiguous()))
+                    # A sum in which all ranks but rank 0 have zeros: a Group has no broadcast.
+                    is_source = group.rank == 0
+                    term = tensor.detach().clone() if is_source else torch.zeros_like(tensor)
+                    tensor.copy_(group.all_reduce(term.contiguous()))
 
     def step(self) -> None:
-        """An inner step was taken; every `every`-th time ranks exchange.
+        """Count an inner step, and exchange at every `every`-th.
 
-        Call it after the optimiser's step, also after one that a GradScaler skipped: ranks have
-        to count alike, and the weights of that rank have just moved a little less.
+        Call it after every step of the optimiser, also if a GradScaler skipped the step. All ranks
+        have to count alike, and the weights of that rank have only moved a little less.
         """
         self.inner_steps += 1
         if self.inner_steps % self.every == 0:
@@ -112,50 +122,54 @@ class LocalSteps(State):
 
     @torch.no_grad()
     def exchange(self) -> None:
-        """Exchange now; every rank has the same weights then, but for keep_unsent. Collective."""
+        """Exchange now; afterwards all ranks have the same weights, unless `keep_unsent` is set.
+
+        This is a collective call.
+        """
         if not self.group.on_stream:
             self.group.agree("local_steps", steps=self.steps, inner_steps=self.inner_steps)
-        starts = self._starts()
+        starts = self._start_weights()
         differences = {n: starts[n].float() - w.float() for n, w in self._weights.items()}
         for name, weight in self._weights.items():
-            weight.copy_(self._reference[name])  # what a drift watch compares
+            # A drift watch compares the parameters, and only x is equal on all ranks.
+            weight.copy_(self._reference[name])
         average(differences, self)
         skipped = self.was_skipped()
         for name, update in differences.items():
-            self._move(name, torch.where(skipped, 0, update), skipped)
-        for name, start in self._starts().items():
+            self._outer_step(name, torch.where(skipped, 0, update), skipped)
+        for name, start in self._start_weights().items():
             self._weights[name].copy_(start)
 
-    def _starts(self) -> dict[str, Tensor]:
-        """The weights that a round begins with, in their dtype."""
+    def _start_weights(self) -> dict[str, Tensor]:
+        """Return the weights with which a round begins, in their dtype."""
         starts = self._reference
         if self.keep_unsent:
             starts = dict(starts)
             for bundle in self.bundles:
-                kept = bundle.residual(self.was_skipped())
+                residual = bundle.residual(self.was_skipped())
                 for slot in bundle.slots:
-                    starts[slot.name] = starts[slot.name] - bundle.view(kept, slot)
+                    starts[slot.name] = starts[slot.name] - bundle.view(residual, slot)
         return {name: starts[name].to(w.dtype) for name, w in self._weights.items()}
 
-    def _move(self, name: str, update: Tensor, skipped: Tensor) -> None:
-        """The outer step of one parameter."""
+    def _outer_step(self, name: str, update: Tensor, skipped: Tensor) -> None:
+        """Take the outer step of one parameter: change m and x in place."""
         if self._velocity:
             velocity = self._velocity[name]
-            heavy = self.outer_momentum * velocity + update
-            update = torch.where(skipped, 0, update + self.outer_momentum * heavy)
-            velocity.copy_(torch.where(skipped, velocity, heavy))
+            new_velocity = self.outer_momentum * velocity + update
+            update = torch.where(skipped, 0, update + self.outer_momentum * new_velocity)
+            velocity.copy_(torch.where(skipped, velocity, new_velocity))
         self._reference[name].sub_(update, alpha=self.outer_lr)
 
     def shared_weights(self) -> dict[str, Tensor]:
-        """Copies of x, in fp32: the weights that all ranks share, whatever they did since."""
+        """Return copies of x in fp32: the weights that all ranks had after the last exchange."""
         return {name: x.clone() for name, x in self._reference.items()}
 
     def skip_step(self) -> None:
-        """Not for local steps: the weights have moved."""
+        """Raise StateError, because the weights have moved already."""
         raise StateError("skip_step: an exchange of weights cannot be taken back")
 
     def stats(self) -> Stats:
-        """See `Stats`; bytes_dense is of a dense all-reduce after every inner step."""
+        """Return `Stats`, in which bytes_dense counts a dense all-reduce after every inner step."""
         ranks, width = self.group.size, sum(p.nbytes for p in self._weights.values())
         dense = self.inner_steps * (2 * (ranks - 1) * width // ranks)
         return dataclasses.replace(super().stats(), bytes_dense=dense)
@@ -163,9 +177,9 @@ class LocalSteps(State):
     # --- checkpoint ---------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """State's, and all that differs from rank to rank: weights, buffers, the optimiser.
+        """Return State's part, and this rank's weights, buffers and optimiser.
 
-        Between exchanges no other rank has these: a checkpoint of rank 0's model is not enough.
+        Between exchanges these differ from rank to rank, so rank 0's model alone is not enough.
         """
         return super().state_dict() | {
             "weights": _copies(self._weights),
@@ -180,18 +194,13 @@ class LocalSteps(State):
             },
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` was taken, weights and optimiser included."""
-        super().load_state_dict(state)
-        self._take(state)
-
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """State's, and the rest."""
+        """Take over a checked state, weights and optimiser included."""
         super().restore(saved)
-        self._take(saved)
+        self._load_local(saved)
 
     def check_more(self, saved: Mapping[str, Any]) -> None:
-        """Raises StateError unless weights, buffers, optimiser and rule are of this model."""
+        """Raise StateError unless weights, buffers, optimiser and rule fit this model."""
         local = saved.get("local")
         if not isinstance(local, Mapping):
             raise StateError("this state is not of local_steps: it has no entry 'local'")
@@ -209,17 +218,18 @@ class LocalSteps(State):
                 f"the state was saved with keep_unsent={local['keep_unsent']}, this is "
                 f"keep_unsent={self.keep_unsent}: give the same, or what is kept counts twice"
             )
-        for what, found, here in (
+        for kind, in_state, in_model in (
             ("weights", saved["weights"], self._weights),
             ("reference", local["reference"], self._reference),
             ("velocity", local["velocity"], self._velocity),
             ("buffers", local["buffers"], dict(self.model.named_buffers())),
         ):
-            check_alike(what, found, here)
+            check_alike(kind, in_state, in_model)
         check_optimizer(local.get("optimizer"), self.optimizer, local.get("optimizer_kind"))
 
     @torch.no_grad()
-    def _take(self, saved: Mapping[str, Any]) -> None:
+    def _load_local(self, saved: Mapping[str, Any]) -> None:
+        """Copy weights, x, m, buffers and the optimiser's state from a checked state."""
         local = saved["local"]
         self.inner_steps = local["inner_steps"]
         buffers = dict(self.model.named_buffers())
@@ -243,7 +253,7 @@ def local_steps(
     outer_lr: float | None = None,
     outer_momentum: float | None = None,
     keep_unsent: bool = False,
-    group: Ranks = None,
+    group: _Ranks = None,
     config: Config | None = None,
     **fields: Any,
 ) -> LocalSteps:
@@ -254,32 +264,36 @@ def local_steps(
             optimizer.zero_grad(); loss(model, batch).backward(); optimizer.step()
             local.step()
 
-    Every rank trains the plain `model` with its own `optimizer`, any; after `every` steps the
-    difference of weights is compressed with error feedback and averaged, and is the gradient of
-    an outer step: `outer` is "nesterov" (lr 1, momentum 0.5) or "average" (the mean, as far as
-    it was sent), `outer_lr` and `outer_momentum` change these. With `keep_unsent` a rank's weights
-    keep what it has not sent yet: ranks then differ after an exchange too, `shared_weights()` are
-    what they agree on, and `flush()` before the last exchange makes them equal. The fields are
-    Config's; method
-    "chunked", density 0.05, values "int4" and indices "packed" are what this function changes in
-    them. A collective call: ranks start from rank 0's weights. `group` are the ranks: a process
-    group, or a virtual worker's. Takes 8 bytes a parameter, and 4 more with outer momentum.
+    Every rank trains the plain `model` with any `optimizer` of its own. After `every` steps the
+    difference of weights is compressed with error feedback and averaged. The mean is the gradient
+    of an outer step. This is a collective call: ranks start from rank 0's weights. It takes 8 bytes
+    per parameter, and 4 more with outer momentum.
+
+    outer: "nesterov" (lr 1, momentum 0.5), or "average" (lr 1, no momentum).
+    outer_lr, outer_momentum: replace these two numbers.
+    keep_unsent: a rank's weights keep the differences that the rank has not sent yet. _Ranks then
+    differ after an exchange too. `shared_weights()` returns the weights that all ranks share, and
+    `flush()` before the last exchange makes all ranks equal.
+    group: the ranks, as a process group or a virtual worker's group.
+    fields: fields of Config. The defaults here are method "chunked", density 0.05, values "int4"
+    and indices "packed".
     """
     note_torch()
     refuse_for_local_steps(model, optimizer)
     if not isinstance(every, int) or isinstance(every, bool) or every < 1:
         raise ConfigError(f"every must be a whole number of at least 1, got {every!r}")
-    if outer not in OUTER:
-        raise unknown("outer", outer, OUTER)
-    given = (outer_lr, outer_momentum)
-    lr, momentum = (d if g is None else g for g, d in zip(given, OUTER[outer], strict=True))
+    if outer not in _OUTER:
+        raise unknown("outer", outer, _OUTER)
+    default_lr, default_momentum = _OUTER[outer]
+    lr = default_lr if outer_lr is None else outer_lr
+    momentum = default_momentum if outer_momentum is None else outer_momentum
     if not 0 < lr <= 10:
         raise ConfigError(f"outer_lr must be in (0, 10], got {lr!r}; 1 applies the mean as it is")
     if not 0 <= momentum < 1:
         raise ConfigError(f"outer_momentum must be in [0, 1), got {momentum!r}")
     if outer == "average" and momentum:
         raise ConfigError(f"outer='average' has no momentum, got {momentum!r}: outer='nesterov'")
-    config = configure(config, fields if config else DEFAULTS | fields)
+    config = configure(config, fields if config else _DEFAULTS | fields)
     return LocalSteps(
         model,
         optimizer,

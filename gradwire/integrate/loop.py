@@ -1,4 +1,4 @@
-"""average: the path for people with their own training loop."""
+"""average: compressed averaging for a training loop without DistributedDataParallel."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import ConfigError
-from gradwire.integrate.handshake import meet
+from gradwire.integrate.handshake import handshake
 from gradwire.integrate.refuse import DTYPES
 from gradwire.ranks.group import uncounted
 from gradwire.state.state import State
@@ -22,13 +22,13 @@ def average(tensors: Sequence[Tensor] | Mapping[str, Tensor], state: State) -> N
         gradwire.average({name: p.grad for name, p in model.named_parameters()}, state)
         optimizer.step()
 
-    A collective call. `state` keeps the residuals by name (by position for a list); the tensors
-    must be the same ones, in number and shape, at every call.
+    This is a collective call. `state` keeps the residuals by name, or by position for a list. The
+    number and the shapes of the tensors must be the same at every call.
     """
-    named = _named(tensors)
+    named = _by_name(tensors)
     if not state.opened:
-        _open(named, state)
-    _check(named, state)
+        _open_state(named, state)
+    _check_unchanged(named, state)
     state.check_drift()
     state.begin()
     for bundle in state.bundles:
@@ -41,7 +41,7 @@ def average(tensors: Sequence[Tensor] | Mapping[str, Tensor], state: State) -> N
             named[slot.name].copy_(part.view(slot.shape))
 
 
-def _named(tensors: Sequence[Tensor] | Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _by_name(tensors: Sequence[Tensor] | Mapping[str, Tensor]) -> dict[str, Tensor]:
     named = dict(tensors) if isinstance(tensors, Mapping) else dict(_numbered(tensors))
     missing = [name for name, tensor in named.items() if tensor is None]
     if missing:
@@ -53,10 +53,10 @@ def _named(tensors: Sequence[Tensor] | Mapping[str, Tensor]) -> dict[str, Tensor
 
 
 def _numbered(tensors: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
-    return ((str(i), tensor) for i, tensor in enumerate(tensors))
+    return ((str(number), tensor) for number, tensor in enumerate(tensors))
 
 
-def _open(named: dict[str, Tensor], state: State) -> None:
+def _open_state(named: dict[str, Tensor], state: State) -> None:
     if not named:
         raise ConfigError("average needs at least one tensor, got none")
     for name, tensor in named.items():
@@ -64,11 +64,11 @@ def _open(named: dict[str, Tensor], state: State) -> None:
             raise ConfigError(f"{name} is {tensor.dtype}: use fp32, bf16 or fp16")
     slots = slots_of(named)
     device = next(iter(named.values())).device
-    state.open(slots, device, meet(state.process_group, state.config, slots, device))
+    state.open(slots, device, handshake(state.process_group, state.config, slots, device))
 
 
 def slots_of(named: Mapping[str, Tensor]) -> list[Slot]:
-    """A slot for each tensor, in the memory order of a contiguous one."""
+    """Return a slot per tensor, in the memory order of a contiguous tensor."""
     return [
         Slot(
             name,
@@ -82,11 +82,11 @@ def slots_of(named: Mapping[str, Tensor]) -> list[Slot]:
     ]
 
 
-def _check(named: dict[str, Tensor], state: State) -> None:
+def _check_unchanged(named: dict[str, Tensor], state: State) -> None:
     known = {slot.name: slot for bundle in state.bundles for slot in bundle.slots}
     if named.keys() != known.keys():
-        odd = sorted(named.keys() ^ known.keys())[:3]
-        raise ConfigError(f"average was called with other tensors than before: {odd} differ")
+        changed = sorted(named.keys() ^ known.keys())[:3]
+        raise ConfigError(f"average was called with other tensors than before: {changed} differ")
     for name, tensor in named.items():
         if tuple(tensor.shape) != known[name].shape:
             raise ConfigError(f"{name} has shape {tuple(tensor.shape)}, before {known[name].shape}")

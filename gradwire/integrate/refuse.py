@@ -1,4 +1,4 @@
-"""What cannot work, refused by name before it goes wrong quietly."""
+"""Checks that refuse models and optimisers with which gradwire would silently go wrong."""
 
 import sys
 
@@ -18,20 +18,21 @@ from gradwire.torch_internals import (
 )
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""The dtypes of parameters; residuals are fp32, so a wider dtype would lose digits."""
 
 
 def is_sharded(model: object) -> bool:
-    """Whether fully_shard was called on the model, or on a part of it."""
+    """Return True if fully_shard was called on the model, or on a part of it."""
     if "torch.distributed.fsdp" not in sys.modules or not isinstance(model, nn.Module):
-        # Importing it takes seconds, which whoever has no sharded model should not wait.
+        # The import takes seconds. While nobody has imported FSDP2, no model is sharded.
         return False
     from torch.distributed.fsdp import FSDPModule
 
     return any(isinstance(module, FSDPModule) for module in model.modules())
 
 
-def unwrap(model: object) -> DistributedDataParallel:
-    """The DDP module inside `model`, which may be compiled; anything else is refused."""
+def unwrap_ddp(model: object) -> DistributedDataParallel:
+    """Return the DDP module inside `model`, which may be compiled; raise for anything else."""
     inner = uncompiled(model)
     if isinstance(inner, DistributedDataParallel):
         return inner
@@ -48,7 +49,7 @@ def unwrap(model: object) -> DistributedDataParallel:
 
 
 def refuse_unsupported(ddp: DistributedDataParallel) -> None:
-    """Raises AttachError for a model that DDP can train and gradwire cannot."""
+    """Raise AttachError for a model that DDP can train and gradwire cannot."""
     if getattr(ddp, "mixed_precision", None) is not None:
         raise AttachError(
             "DDP's mixed_precision reduces gradients in another dtype behind the hook; use "
@@ -81,7 +82,7 @@ def refuse_unsupported(ddp: DistributedDataParallel) -> None:
 
 
 def refuse_optimizer(optimizer: object, scaler: object) -> None:
-    """Raises AttachError unless it can be seen which of the scaler's steps the optimiser takes."""
+    """Raise AttachError unless a scaler is given and the optimiser's steps can be observed."""
     if scaler is None:
         raise AttachError("optimizer says which steps of a GradScaler count: give scaler= too")
     if not isinstance(optimizer, Optimizer) or not takes_step_hooks(optimizer):
@@ -92,7 +93,7 @@ def refuse_optimizer(optimizer: object, scaler: object) -> None:
 
 
 def refuse_for_local_steps(model: object, optimizer: object) -> None:
-    """Raises AttachError for a model or an optimiser that local steps cannot serve."""
+    """Raise AttachError for a model or an optimiser that local steps cannot serve."""
     if not isinstance(model, nn.Module):
         raise AttachError(f"local_steps needs a torch.nn.Module, got {type(model).__name__}")
     if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
@@ -123,7 +124,7 @@ def refuse_for_local_steps(model: object, optimizer: object) -> None:
 
 
 def refuse_shrinking_join(ddp: DistributedDataParallel | None) -> None:
-    """Raises when Join divides by the ranks that are left: the mean here is over all of them."""
+    """Raise if Join divides by the number of ranks that are left; gradwire divides by all ranks."""
     if ddp is not None and not divides_by_all_ranks(ddp):
         raise AttachError(
             "Join(..., divide_by_initial_world_size=False) is not supported: gradwire's mean is "
@@ -132,6 +133,6 @@ def refuse_shrinking_join(ddp: DistributedDataParallel | None) -> None:
 
 
 def refuse_watched_join(ddp: DistributedDataParallel | None) -> None:
-    """Raises inside Join: a rank that has joined takes no steps, and so differs until the end."""
+    """Raise inside Join, because a rank that has joined takes no steps, and so differs."""
     if ddp is not None and is_joining(ddp):
         raise AttachError("watch does not work inside Join, where replicas differ: use watch=0")

@@ -1,4 +1,4 @@
-"""Transformers: one line after the Trainer is made."""
+"""attach for Transformers: one line after the Trainer is made."""
 
 import functools
 import logging
@@ -23,7 +23,8 @@ from transformers import Trainer, TrainerCallback  # noqa: E402
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint  # noqa: E402
 
 log = logging.getLogger("gradwire")
-KEY = "gradwire"
+_KEY = "gradwire"
+"""The folder in a checkpoint, and the note in the Trainer's state that the folder was written."""
 
 
 def attach(trainer: Trainer, config: Config | None = None, **fields: Any) -> "GradwireCallback":
@@ -33,23 +34,27 @@ def attach(trainer: Trainer, config: Config | None = None, **fields: Any) -> "Gr
         callback = attach(trainer, method="topk", density=0.001)
         trainer.train()
 
-    The fields are those of `gradwire.attach`. Say optim="sgd" in TrainingArguments: in front of
-    AdamW, the Trainer's default, a sparse method ruins the training, and attach warns of it.
-    `callback.wire` is the wire, from the start of
-    `train` on. Every checkpoint-N holds a folder gradwire with every rank's part, which
-    `trainer.train(resume_from_checkpoint=...)` reads, on any number of ranks.
+    The fields are those of `gradwire.attach`. Set optim="sgd" in TrainingArguments. The Trainer's
+    default is AdamW, with which a sparse method ruins the training, and attach warns of it.
+
+    `callback.wire` is the wire, from the start of `train` on. Every checkpoint-N holds a folder
+    gradwire with every rank's part. `trainer.train(resume_from_checkpoint=...)` reads these parts,
+    on any number of ranks.
     """
-    _refuse(trainer)
+    _refuse_trainer(trainer)
     ddp.check_fields(config, fields)
     callback = GradwireCallback(trainer, config, fields)
     trainer.add_callback(callback)
-    # Callbacks are not told where training resumes from.
-    trainer.train = callback.noting_where_from(trainer.train)
+    # The Trainer does not tell callbacks the checkpoint from which training resumes.
+    trainer.train = callback.note_resume(trainer.train)
     return callback
 
 
 class GradwireCallback(TrainerCallback):
-    """Attaches when the Trainer has wrapped its model, saves when it saves. Made by `attach`."""
+    """The callback that attaches to the Trainer's wrapped model, and saves with the Trainer.
+
+    `attach` makes it.
+    """
 
     def __init__(self, trainer: Trainer, config: Config | None, fields: dict[str, Any]) -> None:
         self._trainer = trainer
@@ -57,18 +62,19 @@ class GradwireCallback(TrainerCallback):
         self._resume: str | bool | None = None
         self.wire: Wire | None = None
 
-    def noting_where_from(self, train: Any) -> Any:
-        """`train` that notes its first argument."""
+    def note_resume(self, train: Any) -> Any:
+        """Return `train` with a note of its argument `resume_from_checkpoint`."""
 
         @functools.wraps(train)
-        def noting(resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        def train_from(resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
             self._resume = resume_from_checkpoint
             return train(resume_from_checkpoint, *args, **kwargs)
 
-        return noting
+        return train_from
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The first call after the model was wrapped and the optimiser restored."""
+        """Attach, and load the residuals of the checkpoint that training resumes from."""
+        # This is the first event after the Trainer has wrapped the model and loaded the optimiser.
         if state.is_hyper_param_search:
             raise AttachError(
                 "hyperparameter_search is not supported: its trials would share one residual; "
@@ -80,7 +86,7 @@ class GradwireCallback(TrainerCallback):
                 f"the Trainer made a {type(model).__name__} of its model, attach needs "
                 f"DistributedDataParallel: start with torchrun, without fsdp or deepspeed"
             )
-        # `train` called again keeps the wrapped model, and with it the wire and its residuals.
+        # A second `train` keeps the wrapped model, so the wire and its residuals stay too.
         if self.wire is None or self.wire.ddp() is not uncompiled(model):
             scaler = self._trainer.accelerator.scaler
             wire = ddp.attach(model, self._config, scaler=scaler, **self._fields)
@@ -89,13 +95,13 @@ class GradwireCallback(TrainerCallback):
         if self._resume:
             self._load(args.output_dir, state)
         if not args.save_only_model:
-            state.stateful_callbacks[KEY] = {"args": {}, "attributes": {}}
+            state.stateful_callbacks[_KEY] = {"args": {}, "attributes": {}}
 
     def _load(self, output: str, state: Any) -> None:
         folder = get_last_checkpoint(output) if self._resume is True else str(self._resume)
-        place = Path(str(folder)) / KEY
+        part = Path(str(folder)) / _KEY
         assert self.wire is not None
-        if KEY not in state.stateful_callbacks:
+        if _KEY not in state.stateful_callbacks:
             if self.wire.steps:
                 raise StateError(
                     f"{folder} was written without gradwire, and this Trainer has residuals of "
@@ -103,21 +109,22 @@ class GradwireCallback(TrainerCallback):
                 )
             log.warning("%s was written without gradwire: residuals start at zero", folder)
             return
-        if not (place / checkpoint.MANIFEST).is_file():
+        if not (part / checkpoint.MANIFEST).is_file():
             raise StateError(
-                f"{folder} was written with gradwire, but {place} is not there: the run was "
+                f"{folder} was written with gradwire, but {part} is not there: the run was "
                 f"stopped while it saved; resume from an older checkpoint"
             )
-        checkpoint.load(self.wire, place)
+        checkpoint.load(self.wire, part)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Every rank's part, beside the optimiser."""
+        """Save every rank's part beside the optimiser's."""
         if self.wire is not None and not args.save_only_model:
             name = f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-            checkpoint.save(self.wire, Path(args.output_dir) / name / KEY)
+            checkpoint.save(self.wire, Path(args.output_dir) / name / _KEY)
 
 
-def _refuse(trainer: object) -> None:
+def _refuse_trainer(trainer: object) -> None:
+    """Raise AttachError for a Trainer that does not use plain DDP on several ranks."""
     if not isinstance(trainer, Trainer):
         raise AttachError(
             f"attach needs a transformers.Trainer, got {type(trainer).__name__}: "
@@ -126,10 +133,10 @@ def _refuse(trainer: object) -> None:
     if any(isinstance(c, GradwireCallback) for c in trainer.callback_handler.callbacks):
         raise AttachError("this Trainer has a GradwireCallback already: attach once")
     if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
-        which = "DeepSpeed" if trainer.is_deepspeed_enabled else "FSDP"
+        wrapper = "DeepSpeed" if trainer.is_deepspeed_enabled else "FSDP"
         raise AttachError(
-            f"this Trainer uses {which}, attach needs DistributedDataParallel: leave deepspeed and "
-            f"fsdp out of TrainingArguments"
+            f"this Trainer uses {wrapper}, attach needs DistributedDataParallel: leave deepspeed "
+            f"and fsdp out of TrainingArguments"
         )
     if trainer.args.world_size == 1:
         raise AttachError(

@@ -10,33 +10,37 @@ from gradwire.errors import VersionError
 from gradwire.torch_internals import KNOWN_TORCH, check_steps, torch_is_unknown
 
 OLDEST = {"lightning": "2.6", "accelerate": "1.15", "transformers": "5.22"}
-"""What the extras of the package ask for; docs/integrations.md has the releases that CI tests."""
+"""The oldest releases that the package's extras allow; docs/integrations.md lists tested ones."""
 
 
-def note_torch() -> None:
-    """Warn, in one line, of a torch that was not tested; raise for one that lacks a name."""
-    if not KNOWN_TORCH[0] <= _numbers(torch.__version__) <= KNOWN_TORCH[1]:
-        warnings.warn(torch_is_unknown(), stacklevel=3)
+def note_torch(stacklevel: int = 3) -> None:
+    """Warn in one line if this torch was not tested; raise VersionError if it lacks a name.
+
+    stacklevel: of the warning; 3 names the line that called the caller of this function.
+    """
+    if not KNOWN_TORCH[0] <= _major_minor(torch.__version__) <= KNOWN_TORCH[1]:
+        warnings.warn(torch_is_unknown(), stacklevel=stacklevel)
     check_steps()
 
 
 def require(package: str) -> None:
-    """Raises VersionError unless `package` is installed and new enough."""
+    """Raise VersionError unless `package` is installed and new enough."""
     oldest = OLDEST[package]
     fix = f"pip install '{package}>={oldest}'"
     try:
-        found = metadata.version(package)
+        installed = metadata.version(package)
     except metadata.PackageNotFoundError:
         raise VersionError(
             f"gradwire.integrate.{package} needs {package} {oldest} or newer, and there is none: "
             f"{fix}"
         ) from None
-    if _numbers(found) < _numbers(oldest):
+    if _major_minor(installed) < _major_minor(oldest):
         raise VersionError(
-            f"gradwire.integrate.{package} needs {package} {oldest} or newer, got {found}: {fix}"
+            f"gradwire.integrate.{package} needs {package} {oldest} or newer, got {installed}: "
+            f"{fix}"
         )
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    """Major and minor: what comes after does not change an interface."""
-    return tuple(int(n) for n in re.findall(r"\d+", version)[:2])
+def _major_minor(version: str) -> tuple[int, ...]:
+    """Return the major and minor number, because a patch release changes no interface."""
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])

@@ -1,4 +1,4 @@
-"""VirtualCluster: a whole data-parallel job's gradient averaging in one process."""
+"""VirtualCluster: the gradient averaging of a data-parallel job, in one process."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,8 +22,8 @@ class VirtualCluster:
         update = cluster.average([torch.randn(1000) for _ in range(4)])
         kept = cluster.residual(0)
 
-    They run the same exchange code as ranks of torch.distributed, on the device of the gradients.
-    Unlike attach, it sends no bundle whole for being small unless `dense_below` says so.
+    The workers run the same exchange code as ranks of torch.distributed, on the device of the
+    gradients. Unlike attach, a cluster compresses small bundles too, unless `dense_below` is given.
     """
 
     def __init__(self, world_size: int, config: Config | None = None, **fields: Any) -> None:
@@ -43,7 +43,10 @@ class VirtualCluster:
         return self._states[0].config
 
     def average(self, gradients: Sequence[Tensor]) -> Tensor:
-        """The update every worker gets; `gradients` (one flat tensor a worker) are not changed."""
+        """Return the update that every worker gets.
+
+        gradients: a flat tensor per worker, which stays unchanged.
+        """
         self._check(gradients)
         first = gradients[0]
         if not self._states[0].opened:
@@ -53,7 +56,7 @@ class VirtualCluster:
             state = self._states[rank]
             state.begin()
             update = state.process(state.bundles[0], [gradients[rank].detach().contiguous()])
-            # Every worker computes the same update; only one of them has to be kept.
+            # Every worker computes the same update, so one copy is enough.
             return update if rank == 0 else None
 
         update = self._ranks.run(work)[0]
@@ -61,11 +64,11 @@ class VirtualCluster:
         return update[: self._size]
 
     def residual(self, rank: int) -> Tensor:
-        """A copy of what a worker keeps, flat."""
+        """Return a copy of a worker's residual, flat."""
         return self._state(rank).residual("gradient")
 
     def stats(self, rank: int = 0) -> Stats:
-        """A worker's numbers."""
+        """Return a worker's numbers so far."""
         return self._state(rank).stats()
 
     def _state(self, rank: int) -> State:
@@ -74,26 +77,26 @@ class VirtualCluster:
         return self._states[rank]
 
     def flush(self) -> None:
-        """The next step sends everything that is kept."""
+        """Send all residuals with the next step."""
         for state in self._states:
             state.flush()
 
     def follow_lr(self, lr: float) -> None:
-        """The learning rate of the next step: what waits counts with that of its own step."""
+        """Apply every gradient at the learning rate of its own step; `lr` is the next step's."""
         for state in self._states:
             state.follow_lr(lr)
 
     def skip_step(self) -> None:
-        """The last step was not taken: put back what it delivered."""
+        """Put back what the last step delivered, because the optimiser did not take it."""
         for state in self._states:
             state.skip_step()
 
     def state_dict(self) -> dict[str, Any]:
-        """What all workers remember."""
+        """Return the states of all workers."""
         return {"workers": [state.state_dict() for state in self._states]}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Continue where `state_dict` was taken, with as many workers."""
+        """Continue where `state_dict` was taken, with the same number of workers."""
         workers = saved.get("workers") if isinstance(saved, dict) else None
         if not isinstance(workers, list):
             raise StateError("the state of a cluster is {'workers': [one state a worker]}")
@@ -109,7 +112,7 @@ class VirtualCluster:
             self._open(like)
         pairs = list(zip(self._states, workers, strict=True))
         for state, part in pairs:
-            plain.check(state, part)
+            plain.check_state(state, part)
             plain.check_rank(state, part)
         for state, part in pairs:
             plain.resume(state, part)

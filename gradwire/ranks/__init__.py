@@ -1,1 +1,1 @@
-"""The ranks: torch.distributed's, or virtual workers in one process."""
+"""The ranks that exchange: processes of torch.distributed, or virtual workers in one process."""

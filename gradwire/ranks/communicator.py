@@ -1,4 +1,8 @@
-"""Communicators of our own: sharing the model's would mix up the order of collectives."""
+"""Communicators for gradwire alone, handed out and taken back.
+
+On the model's own communicators gradwire's collectives would mix with the model's. A communicator
+is reused when all its ranks have given it back, because torch cannot make it anew safely.
+"""
 
 import hashlib
 import weakref
@@ -9,36 +13,40 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from gradwire.ranks.group import uncounted
+
 if TYPE_CHECKING:
-    from gradwire.ranks.group import DistributedGroup
+    from gradwire.ranks.distributed import DistributedGroup
 
-Kind = tuple[list[int], timedelta | None, bool]
+_Kind = tuple[list[int], timedelta | None, bool]
+"""Ranks, timeout, and True if the backend got options."""
 
-_kinds: "weakref.WeakKeyDictionary[dist.ProcessGroup, Kind]" = weakref.WeakKeyDictionary()
+_kinds: "weakref.WeakKeyDictionary[dist.ProcessGroup, _Kind]" = weakref.WeakKeyDictionary()
 _idle: "weakref.WeakKeyDictionary[Any, list[dist.ProcessGroup]]" = weakref.WeakKeyDictionary()
-"""By the group of the whole job, with which they end."""
+"""Idle communicators by the group of the whole job, because they end with it."""
 
-OFFERS = 16
-"""How many idle communicators a rank offers at most when one is wanted."""
+_OFFERS = 16
+"""The most idle communicators that a rank offers when one is wanted."""
 
 
-def take(
+def take_communicator(
     ranks: Sequence[int],
     timeout: timedelta | None,
     over: "DistributedGroup",
     options: Any = None,
 ) -> dist.ProcessGroup:
-    """A communicator over `ranks`, this rank among them; `options` of its backend.
+    """Return a communicator over `ranks`, this rank among them; `options` are its backend's.
 
-    One that every one of these ranks has given back, where there is one of the same kind. A
-    collective call of all ranks of `over`, to which `ranks` belong.
+    Take an idle one of the same kind if every one of these ranks has given it back. Otherwise make
+    one. A collective call of all ranks of `over`, to which `ranks` belong.
     """
     kind = list(ranks), timeout, options is not None
     idle = _idle.get(dist.group.WORLD, [])
-    offered = {_number(group): group for group in idle if _kinds[group] == kind}
-    for number in _common(over, ranks, list(offered)[:OFFERS]):
-        idle.remove(offered[number])
-        return offered[number]
+    offered = {_number_of(group): group for group in idle if _kinds[group] == kind}
+    common = _common_offers(over, ranks, list(offered)[:_OFFERS])
+    if common:
+        idle.remove(offered[common[0]])
+        return offered[common[0]]
     group = dist.new_group(
         list(ranks),
         timeout=timeout,
@@ -49,27 +57,32 @@ def take(
     return group
 
 
-def _common(over: "DistributedGroup", ranks: Sequence[int], mine: list[int]) -> list[int]:
-    """Those of `mine` that all of `ranks` offer, in the order of the first of them."""
-    row = torch.tensor([*mine, *[0] * (OFFERS - len(mine))], dtype=torch.int64, device=over.device)
-    before = over.bytes_sent, over.rounds
-    table = over.all_gather(row).tolist()
-    over.bytes_sent, over.rounds = before  # statistics are of gradients
-    everyone = dist.get_process_group_ranks(over.process_group)
-    offers = [row for rank, row in zip(everyone, table, strict=True) if rank in ranks]
+def _common_offers(over: "DistributedGroup", ranks: Sequence[int], offered: list[int]) -> list[int]:
+    """Return the numbers that all of `ranks` offer, in the order of the first of these ranks.
+
+    `offered` are this rank's. The order has to be one rank's, so that all take the same one.
+    """
+    padded = [*offered, *[0] * (_OFFERS - len(offered))]
+    with uncounted(over):
+        table = over.all_gather(
+            torch.tensor(padded, dtype=torch.int64, device=over.device)
+        ).tolist()
+    all_ranks = dist.get_process_group_ranks(over.process_group)
+    offers = [row for rank, row in zip(all_ranks, table, strict=True) if rank in ranks]
     return [n for n in offers[0] if n and all(n in offer for offer in offers)]
 
 
-def _number(group: dist.ProcessGroup) -> int:
-    """A number for a communicator that is the same on all its ranks, and not 0."""
+def _number_of(group: dist.ProcessGroup) -> int:
+    """Return a number for a communicator that is the same on all its ranks, and not 0."""
     return int.from_bytes(hashlib.sha256(group.group_name.encode()).digest()[:7], "little") + 1
 
 
-def give_back(group: dist.ProcessGroup) -> None:
-    """This rank uses it no more: once all its ranks have said so, `take` may.
+def give_back_communicator(group: dist.ProcessGroup) -> None:
+    """Note that this rank uses the communicator no more.
 
-    Not destroyed, because torch names a group by how many there are: the next one over the same
-    ranks would get the same name, under which the store still has the addresses of this one.
+    `take_communicator` hands it out again once all its ranks have given it back.
     """
+    # Not destroyed. torch names a group after the number of groups, so the next group over the
+    # same ranks would get the same name. The store still has old addresses under that name.
     if dist.is_initialized() and group in _kinds:
         _idle.setdefault(dist.group.WORLD, []).append(group)

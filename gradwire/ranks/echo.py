@@ -1,4 +1,7 @@
-"""A group whose other ranks all hold what this one holds: what a rank does itself, no network."""
+"""A group without a network, to measure the work that a rank does itself.
+
+Every other rank is assumed to hold the same tensors as this one.
+"""
 
 import torch
 from torch import Tensor
@@ -8,9 +11,10 @@ from gradwire.stages import stage
 
 
 class EchoGroup(Group):
-    """As rank 0 of `size` equal ranks. What arrives is copied from what was sent.
+    """Rank 0 of `size` equal ranks. Each arriving tensor is a copy of the one that was sent.
 
-    For times: where every rank owns a part of the vector, only this one's is right in the result.
+    For measuring times. When every rank owns a part of the vector, only this rank's part of the
+    result is right.
     """
 
     def __init__(self, size: int, on_stream: bool = True) -> None:
@@ -37,5 +41,5 @@ class EchoGroup(Group):
     def split(self, local: int) -> "tuple[EchoGroup, EchoGroup]":
         return EchoGroup(local), EchoGroup(self.size // local)
 
-    def agree(self, what: str, **fields: float) -> None:
+    def agree(self, operation: str, **fields: float) -> None:
         """Do nothing: an echo always agrees."""

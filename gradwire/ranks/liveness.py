@@ -1,4 +1,8 @@
-"""Who is silent after a collective failed: asked of the store, which outlives the ranks."""
+"""Names of the ranks that are silent after a collective failed.
+
+Every rank that fails signs in the store of the process group, which outlives single ranks. After a
+short wait the ranks without a signature are named.
+"""
 
 import os
 import threading
@@ -9,40 +13,50 @@ from contextlib import suppress
 from gradwire.torch_internals import default_store
 
 PATIENCE = 2.0
-BEAT = 0.02
+"""Seconds that the other ranks get to sign."""
+_BEAT = 0.02
+"""Seconds between two looks into the store."""
 
 
-def sign(group: str, rank: int) -> None:
-    """Leaves word that `rank` of `group` is alive and has stopped."""
-    _briefly(lambda: default_store().set(_key(group, rank), "1"))
+def sign_stopped(group: str, rank: int) -> None:
+    """Sign in the store that `rank` of `group` is alive and has stopped."""
+    _ask_store(lambda: default_store().set(_key(group, rank), "1"))
 
 
 def roll_call(group: str, size: int) -> str:
-    """A sentence on the ranks that have not signed within `PATIENCE`; who signs has failed too."""
-    found: list[list[int]] = []
-    _briefly(lambda: found.append(_silent(group, size)))
-    if not found:
+    """Return a sentence on the ranks that did not sign within `PATIENCE` seconds.
+
+    A rank signs when it fails too, so a rank that signed is alive.
+    """
+    answers: list[list[int]] = []
+    _ask_store(lambda: answers.append(_silent_ranks(group, size)))
+    if not answers:
         return "The store of the process group does not answer either: its host may be gone."
-    if not found[0]:
+    silent = answers[0]
+    if not silent:
         return "Every rank is alive and has stopped: one of them says why in its log."
-    ranks = f"rank{'s' * (len(found[0]) > 1)} {', '.join(map(str, found[0]))}"
+    ranks = f"rank{'s' * (len(silent) > 1)} {', '.join(map(str, silent))}"
     return (
         f"No word from {ranks} for {PATIENCE:g} s: killed, hanging or cut off. Start again from "
         f"the last checkpoint."
     )
 
 
-def _silent(group: str, size: int) -> list[int]:
+def _silent_ranks(group: str, size: int) -> list[int]:
+    """Return the ranks without a signature, once all have signed or `PATIENCE` is over."""
     end = time.monotonic() + PATIENCE
     while True:
         silent = [r for r in range(size) if not default_store().check([_key(group, r)])]
         if not silent or time.monotonic() > end:
             return silent
-        time.sleep(BEAT)
+        time.sleep(_BEAT)
 
 
-def _briefly(ask: Callable[[], object]) -> None:
-    """Asks the store in a thread: cut off, or held by another thread, it may answer after hours."""
+def _ask_store(ask: Callable[[], object]) -> None:
+    """Run `ask` in a thread, and wait for a few seconds only.
+
+    A store that is cut off, or that another thread holds, may answer after hours.
+    """
 
     def work() -> None:
         with suppress(RuntimeError, ValueError):
@@ -54,6 +68,6 @@ def _briefly(ask: Callable[[], object]) -> None:
 
 
 def _key(group: str, rank: int) -> str:
-    # torchrun's store may be the same after a restart: what was signed before must not count.
+    # torchrun may keep its store over a restart. Signatures of an earlier attempt must not count.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return f"gradwire/stopped/{attempt}/{group}/{rank}"

@@ -1,4 +1,4 @@
-"""Ranks without a cluster: P workers in one process that run the exchange code of real ones."""
+"""Virtual ranks: P workers in one process that run the same exchange code as real ranks."""
 
 import functools
 import os
@@ -14,28 +14,33 @@ from gradwire.ranks.group import Group
 from gradwire.stages import stage
 
 T = TypeVar("T")
-MOST = 1 << 20
+_MOST_THREADS = 1 << 20
 
 
 @functools.cache
 def _threads() -> ThreadPoolExecutor:
-    """Kept for the next step, with what torch makes for a thread; as many as were ever at work."""
-    return ThreadPoolExecutor(MOST, "virtual worker")
+    """Return the threads of all virtual workers, which stay for the next step.
+
+    torch keeps buffers per thread, which new threads would have to make again.
+    """
+    # The pool starts only as many threads as ever ran at once; the limit just must not bind.
+    return ThreadPoolExecutor(_MOST_THREADS, "virtual worker")
 
 
-if hasattr(os, "register_at_fork"):  # threads stay with the parent
+if hasattr(os, "register_at_fork"):
+    # A forked child has no threads, so it needs a pool of its own.
     os.register_at_fork(after_in_child=_threads.cache_clear)
 
 
-class Meeting:
-    """What all ranks offered, in rank order, and what was made of it for all of them."""
+class _Meeting:
+    """One exchange: the tensors that all ranks offered, in rank order, and the results."""
 
     def __init__(self) -> None:
         self.offered: list[Tensor] = []
         self._made: dict[tuple[int, ...], Tensor] = {}
 
     def once(self, members: Sequence[int], make: Callable[[list[Tensor]], Tensor]) -> Tensor:
-        """`make` of what these members offered: the first of them makes it, the others read it."""
+        """Return `make` of these members' tensors, which only the first call computes."""
         key = tuple(members)
         if key not in self._made:
             self._made[key] = make([self.offered[member] for member in members])
@@ -43,22 +48,22 @@ class Meeting:
 
 
 class VirtualRanks:
-    """P workers that take turns: one runs until it needs the others, then the next one does.
+    """P workers that take turns: each runs until it needs the others, then the next one runs.
 
-    Each has a thread, but only one runs at a time, in rank order: results repeat, and torch's own
-    threads are not oversubscribed.
+    Each worker has a thread, but only one runs at a time, in rank order. So results repeat, and
+    torch's own threads are not oversubscribed.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.groups = [VirtualGroup(self, rank) for rank in range(size)]
-        self._rounds: dict[int, Meeting] = {}
+        self._rounds: dict[int, _Meeting] = {}
         self._round = [0] * size
         self._turns = [threading.Semaphore(0) for _ in range(size)]
         self._failure: BaseException | None = None
 
     def run(self, work: Callable[[int], T]) -> list[T]:
-        """[work(rank) for every rank], all of them advancing together."""
+        """Return [work(rank) for every rank]; all ranks advance together."""
         results: list[T | None] = [None] * self.size
         self._failure = None
         self._rounds.clear()
@@ -68,11 +73,13 @@ class VirtualRanks:
 
         def worker(rank: int) -> None:
             self._turns[rank].acquire()
-            if torch.get_num_threads() != threads:  # a thread keeps what it began with
+            # torch gives every thread the setting that held when the thread began.
+            if torch.get_num_threads() != threads:
                 torch.set_num_threads(threads)
             try:
                 if self._failure is None:
-                    with torch.cuda.stream(stream):  # a thread begins on the default one
+                    # A thread begins on the default stream.
+                    with torch.cuda.stream(stream):
                         results[rank] = work(rank)
             except BaseException as error:
                 self._failure = self._failure or error
@@ -82,7 +89,7 @@ class VirtualRanks:
         running = [_threads().submit(worker, rank) for rank in range(self.size)]
         self._turns[0].release()
         wait(running)
-        # The last rank to finish passes the turn on to nobody.
+        # The last rank to finish has released a semaphore that no rank waits for.
         self._turns = [threading.Semaphore(0) for _ in range(self.size)]
         if self._failure is not None:
             raise self._failure
@@ -91,18 +98,18 @@ class VirtualRanks:
     def _pass_on(self, rank: int) -> None:
         self._turns[(rank + 1) % self.size].release()
 
-    def meet(self, rank: int, tensor: Tensor) -> Meeting:
-        """Returns once all ranks have offered a tensor."""
-        this = self._round[rank]
+    def meet(self, rank: int, tensor: Tensor) -> _Meeting:
+        """Offer a tensor, and return the meeting once all ranks have offered theirs."""
+        number = self._round[rank]
         self._round[rank] += 1
-        meeting = self._rounds.setdefault(this, Meeting())
+        meeting = self._rounds.setdefault(number, _Meeting())
         meeting.offered.append(tensor)
         self._pass_on(rank)
         self._turns[rank].acquire()
         if self._failure is not None:
             raise RuntimeError("another virtual worker failed") from self._failure
         if rank == self.size - 1:
-            del self._rounds[this]
+            del self._rounds[number]
         return meeting
 
 
@@ -111,7 +118,7 @@ class VirtualGroup(Group):
 
     on_stream = True
     device = torch.device("cpu")
-    """Where words between ranks are."""
+    """The device of rows that ranks compare."""
 
     def __init__(
         self,
@@ -132,7 +139,7 @@ class VirtualGroup(Group):
     def all_gather(self, tensor: Tensor) -> Tensor:
         self._count((self.size - 1) * tensor.nbytes, self.size - 1)
         with stage("exchange"):
-            # The same memory on every rank: nobody writes into what was gathered.
+            # One tensor for all ranks, because no rank writes into a gathered tensor.
             return self._ranks.meet(self._me, tensor).once(self._members, torch.stack)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
@@ -161,22 +168,27 @@ class VirtualGroup(Group):
         return self._splits[local]
 
     def _sub(self, places: range) -> "VirtualGroup":
+        """Return the group of the ranks at these places of this group."""
         return VirtualGroup(self._ranks, self._me, [self._members[p] for p in places], self)
 
     def _count(self, sent: int, rounds: int) -> None:
+        """Add to the counts of this group and of every group that it is a part of."""
         self.bytes_sent += sent
         self.rounds += rounds
         if self._parent is not None:
             self._parent._count(sent, rounds)
 
     def _meet(self, tensor: Tensor) -> list[Tensor]:
-        """Everyone meets, also those of other parts: all ranks run the same operations."""
+        """Return the tensors of this group's members.
+
+        All ranks meet, also ranks of other groups, because all ranks run the same operations.
+        """
         offered = self._ranks.meet(self._me, tensor).offered
         return [offered[member] for member in self._members]
 
 
 def sum_in_order(tensors: Sequence[Tensor]) -> Tensor:
-    """The sum, added in rank order."""
+    """Return the sum, added in rank order."""
     total = tensors[0].clone()
     for tensor in tensors[1:]:
         total += tensor

@@ -22,7 +22,8 @@ from gradwire.config import Config, configure
 from gradwire.errors import GradwireError, StateError, unknown
 from gradwire.kernels.scan import Piece
 from gradwire.kernels.side_stream import Target, keep_for_stream
-from gradwire.ranks.group import DistributedGroup, Group, uncounted
+from gradwire.ranks.distributed import DistributedGroup
+from gradwire.ranks.group import Group, uncounted
 from gradwire.stages import Clock, stage, timed_by
 from gradwire.state.choice import Choice, choose, prepare
 from gradwire.state.drift import Watch
@@ -192,14 +193,14 @@ class State:
 
     def __repr__(self) -> str:
         c = self.config
-        what = f"{c.method}/{c.exchange}, density {c.density:g}"
+        words = f"{c.method}/{c.exchange}, density {c.density:g}"
         if c.momentum:
-            what += f", momentum {c.momentum:g}"
+            words += f", momentum {c.momentum:g}"
         if not self.opened:
-            return f"{type(self).__name__}({what}, before its first step)"
+            return f"{type(self).__name__}({words}, before its first step)"
         entries = sum(b.entries for b in self.bundles)
         return (
-            f"{type(self).__name__}({what}, {entries:,} entries in {len(self.bundles)} bundles, "
+            f"{type(self).__name__}({words}, {entries:,} entries in {len(self.bundles)} bundles, "
             f"{self.memory_bytes / 1e6:.1f} MB of residuals, rank {self.group.rank} of "
             f"{self.group.size})"
         )
@@ -401,11 +402,11 @@ class State:
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's part: tensors, numbers and strings, keyed by parameter name."""
-        return plain.state_dict(self)
+        return plain.pack_state(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken, by the same rank of a run of the same size."""
-        plain.load_state_dict(self, state)
+        plain.unpack_state(self, state)
 
     def check_more(self, saved: Mapping[str, Any]) -> None:
         """Raise StateError for a saved state that is not of gradients."""

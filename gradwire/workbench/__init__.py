@@ -1,1 +1,1 @@
-"""What uses the library: command line, training, models, data, studies, benchmarks, lab."""
+"""The users of the library: command line, training, models, data, studies, benchmarks, lab."""

@@ -8,15 +8,15 @@ import pytest
 from compat import environment, page, results
 from gradwire.torch_internals import KNOWN_TORCH, tested_range
 
-ROWS = page.read()
+ROWS = page.read_rows()
 
 
 def test_the_page_is_made_of_the_rows():
-    assert page.table(ROWS) in page.PAGE.read_text()
+    assert page.render_table(ROWS) in page.PAGE.read_text()
 
 
 def test_the_oldest_and_the_newest_are_the_range_that_is_claimed():
-    releases = [page.numbers(page.release(row))[:2] for row in ROWS]
+    releases = [page.version_numbers(page.release(row))[:2] for row in ROWS]
     assert (releases[0], releases[-1]) == KNOWN_TORCH
     assert releases == sorted(set(releases))
     assert f"torch {tested_range()}." in page.PAGE.read_text()
@@ -42,10 +42,10 @@ def test_every_module_of_the_tests_has_a_column():
 
 
 REPORT = """<testsuites><testsuite>
-<testcase classname="tests.integrate.test_ddp" name="test_a"/>
-<testcase classname="tests.integrate.test_ddp" name="test_b"><failure/></testcase>
-<testcase classname="" name="tests.integrate.test_fsdp_micro"><error/></testcase>
-<testcase classname="tests.integrate.test_fsdp_nccl" name="test_c"><skipped/></testcase>
+<testcase classname="tests.integrate.ddp.test_ddp" name="test_a"/>
+<testcase classname="tests.integrate.ddp.test_ddp" name="test_b"><failure/></testcase>
+<testcase classname="" name="tests.integrate.fsdp.test_micro"><error/></testcase>
+<testcase classname="tests.integrate.fsdp.test_nccl" name="test_c"><skipped/></testcase>
 </testsuite></testsuites>"""
 
 
@@ -55,14 +55,14 @@ def test_a_report_becomes_a_row(tmp_path, monkeypatch):
     versions = {"torch": "2.99.0", "python": "3.11.7", "ray": "2.60.0"}
     row = results.row_of(report, versions)
     assert row.counts["DDP"] == {"passed": 1, "failed": 1, "skipped": 0}
-    assert row.failures[0] == "tests.integrate.test_ddp::test_b"
+    assert row.failures[0] == "tests.integrate.ddp.test_ddp::test_b"
     assert len(row.failures) == 2
     monkeypatch.setattr(page, "ROWS", tmp_path / "rows.json")
     monkeypatch.setattr(page, "PAGE", tmp_path / "page.md")
     page.PAGE.write_text(f"before {page.BEGIN} {page.END} after")
     for version in ("2.99.0", "2.100.1", "2.99.0"):
         versions["torch"] = version
-        page.keep(results.row_of(report, dict(versions)))
+        page.keep_row(results.row_of(report, dict(versions)))
     text = page.PAGE.read_text()
     assert text.startswith("before ")
     assert text.endswith(" after")

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 import gradwire
-from gradwire.ranks.group import enqueues
+from gradwire.ranks.distributed import enqueues
 from tests.integrate import models
 
 CPU = torch.device("cpu")

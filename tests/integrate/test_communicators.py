@@ -13,7 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire.errors import ConfigError
 from gradwire.integrate.ddp import thread as ordered
-from tests.integrate import models, sharded_models
+from tests.integrate import models
+from tests.integrate.fsdp import models as sharded_models
 
 ROUNDS = 4
 

@@ -6,7 +6,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.errors import AttachError
-from tests.integrate import models, sharded_models
+from tests.integrate import models
+from tests.integrate.fsdp import models as sharded_models
 from tests.integrate.test_skipped import Ledger
 
 OVERFLOWS = {2: (1,), 4: (0,), 5: (0, 1)}

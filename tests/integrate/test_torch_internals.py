@@ -154,7 +154,7 @@ CASES = {
         lambda t: internals.module_of(t.group) is t.sharded, lambda: internals.module_of(BARE)
     ),
     "FSDPParamGroup.device": Case(
-        lambda t: internals.device_of(t.group) == CPU, lambda: internals.device_of(BARE)
+        lambda t: internals.reduce_device(t.group) == CPU, lambda: internals.reduce_device(BARE)
     ),
     "FSDPParamGroup.mesh_info": Case(
         lambda t: not internals.averages_replicas(t.group),

@@ -9,7 +9,7 @@ from torch.distributed.fsdp import FSDPModule
 import gradwire
 from gradwire.errors import VersionError
 from gradwire.integrate import versions
-from tests.integrate import sharded_models
+from tests.integrate.fsdp import models as sharded_models
 
 
 @pytest.mark.parametrize(

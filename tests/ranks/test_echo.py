@@ -1,4 +1,4 @@
-"""Mirrors of one rank: what arrives is what a group of equal ranks would send."""
+"""Echo groups: tensors arrive as a group of equal ranks would send them."""
 
 import pytest
 import torch

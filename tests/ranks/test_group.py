@@ -1,10 +1,11 @@
-"""The ranks of torch.distributed: what they trade, and in which order."""
+"""The ranks of torch.distributed: their trades, in the right order."""
 
 import torch
 import torch.distributed as dist
 
 import gradwire
-from gradwire.ranks.group import LARGE, DistributedGroup, uncounted
+from gradwire.ranks.distributed import LARGE, DistributedGroup
+from gradwire.ranks.group import uncounted
 
 
 def traded(rank):

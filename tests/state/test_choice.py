@@ -1,4 +1,4 @@
-"""What one bundle does in one step, and why it may be sent whole."""
+"""The choice for a bundle in a step, and the reasons to send it whole."""
 
 import pytest
 import torch

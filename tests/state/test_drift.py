@@ -46,7 +46,7 @@ def test_every_bit_and_every_place_counts():
 
 
 def test_signs_that_change_in_pairs_do_not_cancel():
-    """What a plain weighted sum of words would miss: a top bit flipped twice."""
+    """A top bit flipped twice, which a plain weighted sum of words would miss."""
     zeros = torch.zeros(50)
     seen = {int(digest(zeros))}
     for i in range(50):

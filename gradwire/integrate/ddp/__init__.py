@@ -1,8 +1,12 @@
-"""One line on DistributedDataParallel."""
+"""attach: put gradwire on a DistributedDataParallel or a sharded model; and a hook for DDP alone.
+
+DDP takes one communication hook for good. The hook stays on the model after `detach`, and the next
+`attach` uses it again. The module state `_attachments` keeps the hook's Attachment by model.
+"""
 
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -14,7 +18,7 @@ from torch.optim import Optimizer
 from gradwire.config import Config, configure
 from gradwire.errors import AttachError
 from gradwire.integrate.adam import warn_of_adam
-from gradwire.integrate.attached import Attached
+from gradwire.integrate.attached import Attached, Attachment
 from gradwire.integrate.ddp.engine import Engine
 from gradwire.integrate.refuse import (
     is_sharded,
@@ -22,21 +26,14 @@ from gradwire.integrate.refuse import (
     refuse_shrinking_join,
     refuse_unsupported,
     refuse_watched_join,
-    unwrap,
+    unwrap_ddp,
 )
 from gradwire.integrate.versions import note_torch
 from gradwire.state.state import State
 from gradwire.torch_internals import has_hook, reduced_parameters
 
-_ports: "weakref.WeakKeyDictionary[DistributedDataParallel, Port]" = weakref.WeakKeyDictionary()
-
-
-class Port:
-    """What is registered with DDP, for good: it passes buckets to the wire that is attached."""
-
-    def __init__(self, process_group: dist.ProcessGroup) -> None:
-        self.process_group = process_group
-        self.wire: Wire | None = None
+if TYPE_CHECKING:
+    from gradwire.plan.auto import Auto
 
 
 class Wire(Attached):
@@ -47,6 +44,11 @@ class Wire(Attached):
     def __init__(self, ddp: DistributedDataParallel, config: Config | None, **fields: Any) -> None:
         super().__init__(config, model=ddp.module, process_group=ddp.process_group, **fields)
         self.ddp = weakref.ref(ddp)
+
+
+_attachments: "weakref.WeakKeyDictionary[DistributedDataParallel, Attachment[Wire]]"
+_attachments = weakref.WeakKeyDictionary()
+"""By model: the Attachment that is registered with DDP."""
 
 
 def attach(
@@ -66,97 +68,106 @@ def attach(
         fully_shard(model, mesh=mesh["shard"])
         wire = gradwire.attach(model, replicate_group=mesh["replicate"].get_group(), density=0.001)
 
-    With FSDP2 it is the all-reduce over replicas that is compressed, and attach sends the first
-    replica's parameters to the others.
+    With FSDP2 the all-reduce over replicas is compressed. attach sends the first replica's
+    parameters to the others.
 
-    A collective call: every rank's configuration and parameters are compared, and a difference is
-    an error on all of them. `scaler` is the GradScaler, if there is one. Where it serves several
-    optimisers, give this model's as `optimizer`: the scale alone does not tell which of them was
-    passed over. The fields are Config's; `recipe` stands for several (`gradwire methods`).
-    The residuals take 4 bytes a parameter (8 for bf16 and fp16 ones), momentum correction 4 more.
-    With `momentum`, and with recipe="plain-union", the optimiser must have none of its own, which
-    attach does not see: momentum would act twice.
+    This is a collective call. The ranks compare their configurations and parameters, and any
+    difference raises an error on every rank.
 
-    method="auto" sends dense for a few steps, measures them and the link, and goes on with what
-    `gradwire.plan` recommends, which may be dense; `wire.reason` and the log say why. `density`, or
-    `min_density` (0.01), `exchange`, `values`, `indices` and `bundle_mb` bound the choice.
+    replicate_group: the ranks that hold the same shard, for FSDP2.
+    scaler: the GradScaler, if one is used.
+    optimizer: this model's optimiser, needed if the scaler serves several. The scale alone does not
+    tell which optimiser skipped a step.
+    fields: fields of Config. `recipe` stands for several fields (`gradwire methods`).
+
+    The residuals take 4 bytes per parameter (8 for bf16 and fp16), momentum correction 4 more.
+    With `momentum`, and with recipe="plain-union", the optimiser must have no momentum, because
+    momentum would act twice. attach does not check the optimiser's momentum.
+
+    method="auto" sends dense for a few steps, and measures these steps and the link. Then it takes
+    the method that `gradwire.plan` recommends, which may be dense. `wire.reason` and the log name
+    the reason. `density` or `min_density` (0.01), `exchange`, `values`, `indices` and `bundle_mb`
+    bound the choice.
     """
     if scaler is not None and not hasattr(scaler, "is_enabled"):
         raise AttachError(f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}")
     if optimizer is not None:
         refuse_optimizer(optimizer, scaler)
+    fields |= {"scaler": scaler, "optimizer": optimizer}
     if replicate_group is not None or is_sharded(model):
+        # torch takes seconds to import FSDP2, so only sharded models import it.
         from gradwire.integrate.fsdp import attach_sharded
 
-        fields |= {"scaler": scaler, "optimizer": optimizer}
         return attach_sharded(model, config, replicate_group, fields)
-    module = unwrap(model)
-    note_torch()
-    refuse_unsupported(module)
-    port = _ports.get(module)
-    if port is None and has_hook(module):
-        raise AttachError("this model has a communication hook already, and DDP takes only one")
-    if port is not None and port.wire is not None:
-        raise AttachError(
-            "this model is attached already: call wire.detach() and take a step first"
-        )
-    auto = None
-    if fields.get("method") == "auto":
-        # The planner is loaded only where it is asked.
-        from gradwire.plan.auto import split_bounds
+    return _attach_ddp(model, config, fields)
 
-        auto, fields = split_bounds(fields)
-    wire = Wire(module, config, scaler=scaler, optimizer=optimizer, **fields)
+
+def _attach_ddp(model: nn.Module, config: Config | None, fields: dict[str, Any]) -> Wire:
+    """Attach a wire to a DistributedDataParallel model; see `attach`."""
+    module = unwrap_ddp(model)
+    note_torch(stacklevel=4)
+    refuse_unsupported(module)
+    attachment = _attachments.get(module)
+    if attachment is None and has_hook(module):
+        raise AttachError("this model has a communication hook already, and DDP takes only one")
+    if attachment is not None:
+        attachment.refuse_attached()
+    auto, fields = _split_auto(fields)
+    wire = Wire(module, config, **fields)
     wire.auto = auto
     wire.engine = Engine(wire, watch_unused=module.find_unused_parameters or module.static_graph)
-    wire.engine.open(_parameters(module))
-    if port is None:
-        port = Port(module.process_group)
-        module.register_comm_hook(port, _port_hook)
-        _ports[module] = port
-    port.wire = wire
-    if optimizer is not None:
-        warn_of_adam(wire, [optimizer])
+    # The last layer's parameters first, because their gradients are ready first.
+    wire.engine.open(list(reversed(reduced_parameters(module))))
+    if attachment is None:
+        attachment = Attachment(module.process_group)
+        module.register_comm_hook(attachment, _attached_hook)
+        _attachments[module] = attachment
+    attachment.wire = wire
+    if fields["optimizer"] is not None:
+        warn_of_adam(wire, [fields["optimizer"]])
     return wire
 
 
 def check_fields(config: Config | None, fields: Mapping[str, Any]) -> None:
-    """Raises for what `attach` would refuse of these, before there is a model."""
-    if fields.get("method") == "auto":
-        from gradwire.plan.auto import split_bounds
-
-        fields = split_bounds(fields)[1]
-    configure(config, fields)
+    """Raise the errors that `attach` would raise for these fields, before there is a model."""
+    configure(config, _split_auto(fields)[1])
 
 
-def _port_hook(port: Port, bucket: dist.GradBucket) -> Future[Tensor]:
-    wire = port.wire
+def _split_auto(fields: Mapping[str, Any]) -> "tuple[Auto | None, dict[str, Any]]":
+    """Return the bounds of method="auto" and the fields to begin with; (None, fields) without."""
+    if fields.get("method") != "auto":
+        return None, dict(fields)
+    # The planner is loaded only where it is asked.
+    from gradwire.plan.auto import split_bounds
+
+    return split_bounds(fields)
+
+
+def _attached_hook(attachment: Attachment[Wire], bucket: dist.GradBucket) -> Future[Tensor]:
+    """Pass a bucket to the wire that is attached; without a wire, average the bucket densely."""
+    wire = attachment.wire
     if wire is not None and bucket.index() == 0:
         refuse_shrinking_join(wire.ddp())
         if wire.watch is not None:
             refuse_watched_join(wire.ddp())
-        if wire.detaching and wire.flushed():
-            wire.let_go()
-            port.wire = wire = None
-    if wire is None:
-        return allreduce_hook(port.process_group, bucket)
-    return wire.engine.hook(bucket)
+        attachment.release_flushed()
+    if attachment.wire is None:
+        return allreduce_hook(attachment.process_group, bucket)
+    return attachment.wire.engine.hook(bucket)
 
 
 def ddp_hook(state: State, bucket: dist.GradBucket) -> Future[Tensor]:
-    """The hook for `ddp.register_comm_hook(gradwire.State(density=0.01), gradwire.ddp_hook)`.
+    """Average a bucket: `ddp.register_comm_hook(gradwire.State(density=0.01), gradwire.ddp_hook)`.
 
-    PyTorch's own convention, for trainers that take a state and a hook. The state meets the other
-    ranks in the first backward pass. DDP throws away what is delivered to a parameter that no rank
-    used, and of a hook it cannot be asked which those are: from the second step on a parameter
-    without a gradient, as find_unused_parameters allows, is an error. `attach` keeps it.
+    This is PyTorch's convention, for trainers that take a state and a hook. The ranks compare their
+    settings in the first backward pass.
+
+    DDP throws away the delivery to a parameter that no rank used, and a hook cannot ask DDP which
+    parameters these are. From the second step on a parameter without a gradient is therefore an
+    error, although find_unused_parameters allows it. `attach` keeps the residual of such a
+    parameter instead.
     """
     engine = state.engine
     if not isinstance(engine, Engine):
         engine = state.engine = Engine(state, refuse_unused=True)
     return engine.hook(bucket)
-
-
-def _parameters(module: DistributedDataParallel) -> list[nn.Parameter]:
-    """Return those that DDP reduces, the last layer's first, as gradients are expected."""
-    return list(reversed(reduced_parameters(module)))

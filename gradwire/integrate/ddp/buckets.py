@@ -1,8 +1,8 @@
-"""DDP's buckets come in, bundles go out, averaged buckets go back.
+"""Buckets: sort the parameters of DDP's buckets into bundles, and the averages back into buckets.
 
-A bundle is processed when all its parameters have arrived, in whatever buckets they came; a bucket
-is answered when all bundles it has a part in are done. Buckets arrive in the same order on every
-rank, and so bundles complete in the same order.
+A bundle is complete when all its parameters have arrived, in any number of buckets. A bucket is
+answered when all bundles that share parameters with it are done. Buckets arrive in the same order
+on every rank, so bundles are complete in the same order.
 """
 
 import weakref
@@ -15,19 +15,19 @@ from torch import Tensor
 from torch.futures import Future
 
 from gradwire.accumulate import Bundle
-from gradwire.integrate.attached import alive
-from gradwire.integrate.ddp.order import Part
+from gradwire.integrate.attached import live_state
+from gradwire.integrate.ddp.order import BucketPart
 from gradwire.kernels.pieces import Piece, Pieces
 from gradwire.state.state import State
 from gradwire.types import Slot
 
-ONCE_MORE = 3
-"""Resets up to which cuts are made anew: one before the first step, and DDP's rebuilding."""
+RESETS_WITHOUT_CUTS = 3
+"""The first resets, which forget all cuts: one before the first step, and DDP's rebuilding."""
 
 
 @dataclass
-class Waiting:
-    """A bucket that has been handed over and the bundles it still waits for."""
+class WaitingBucket:
+    """A bucket that DDP has handed over, and the indices of the bundles that it waits for."""
 
     buffer: Tensor
     future: "Future[object]"
@@ -35,63 +35,67 @@ class Waiting:
 
 
 @dataclass(frozen=True, eq=False)
-class Cut:
-    """A bucket as it was cut the first time: the same buffer with the same parameters is cut alike.
+class _Cut:
+    """The slices of a bucket, by bundle; kept for later steps with the same buffer.
 
-    pieces: by bundle, its slices. arrived: by bundle, how many of its parameters they hold.
+    key: the buffer and the parameters that the cut is for.
+    pieces: by bundle, the slices of the bucket. arrived: by bundle, the number of parameters in
+    these slices.
     """
 
     key: tuple[object, ...]
     pieces: dict[int, list[Piece]]
     arrived: dict[int, int]
-    unsure: list[Part]
-    """Those of which it has not been seen in which order DDP fills them."""
-    turned: list[Part]
-    """Those that DDP fills in another order than it reads them."""
+    uncertain: list[BucketPart]
+    """Parts for which the order of DDP's filling is not known yet."""
+    reordered: list[BucketPart]
+    """Parts that DDP fills in one order and reads in another."""
 
 
 class Buckets:
-    """Sorts the parameters of one step's buckets into bundles."""
+    """The buckets and bundles of one step, and the cuts of the buckets for all steps."""
 
     def __init__(self, state: State, names: dict[int, str], *, merge: bool) -> None:
         self._owner = weakref.ref(state)
         self._names = names
         self._merge = merge
-        """Whether parameters that follow each other are one piece, a third less for the host."""
+        """True: neighbouring parameters are one piece, which saves a third of the host's time."""
         self._bundles: list[Bundle] = []
-        self._cuts: dict[int, Cut] = {}
-        self._came: dict[int, list[Cut]] = {}
-        self._whole: dict[int, tuple[list[Cut], Pieces]] = {}
-        self._begun = 0
+        self._cuts: dict[int, _Cut] = {}
+        self._cuts_of: dict[int, list[_Cut]] = {}
+        """By bundle, the cuts of this step's buckets."""
+        self._pieces_of: dict[int, tuple[list[_Cut], Pieces]] = {}
+        """By bundle, the pieces that were made of these cuts."""
+        self._resets = 0
         self.reset()
 
     @property
     def _state(self) -> State:
-        return alive(self._owner)
+        return live_state(self._owner)
 
     def reset(self) -> None:
-        """Forget a step that did not finish."""
+        """Begin a step; forget an earlier step that did not finish."""
         if self._bundles is not self._state.bundles:
-            self._bundles, self._cuts, self._whole = self._state.bundles, {}, {}
-        self._begun += 1
-        if self._begun <= ONCE_MORE:
+            self._bundles, self._cuts, self._pieces_of = self._state.bundles, {}, {}
+        self._resets += 1
+        if self._resets <= RESETS_WITHOUT_CUTS:
             # DDP builds its buckets anew, and their memory may have the addresses of the old ones.
             self._cuts = {}
-        # Others would keep the memory of buckets that DDP has no longer.
-        recent = {id(cut) for cuts in self._came.values() for cut in cuts}
+        # Cuts of buckets that DDP has no longer would keep the memory of these buckets.
+        recent = {id(cut) for cuts in self._cuts_of.values() for cut in cuts}
         self._cuts = {i: cut for i, cut in self._cuts.items() if id(cut) in recent}
-        self._came = {b.index: [] for b in self._bundles}
+        self._cuts_of = {b.index: [] for b in self._bundles}
         self._missing = {b.index: len(b.slots) for b in self._bundles}
-        self._left = len(self._missing)
-        self._waiting: list[Waiting] = []
+        self._bundles_left = len(self._missing)
+        self._waiting: list[WaitingBucket] = []
 
     @property
-    def idle(self) -> bool:
-        """Whether every bundle of this step is done."""
-        return self._left == 0
+    def is_done(self) -> bool:
+        """True: every bundle of this step is done."""
+        return self._bundles_left == 0
 
-    def arrive(self, bucket: dist.GradBucket, future: "Future[object]") -> list[Bundle]:
-        """Take in one bucket; the bundles that are complete with it."""
+    def add_bucket(self, bucket: dist.GradBucket, future: "Future[object]") -> list[Bundle]:
+        """Take in one bucket, and return the bundles that this bucket completes."""
         buffer = bucket.buffer()
         parameters = bucket.parameters()
         ids = [id(p) for p in parameters]
@@ -99,85 +103,89 @@ class Buckets:
         cut = self._cuts.get(bucket.index())
         if cut is None or cut.key != key:
             cut = self._cuts[bucket.index()] = self._cut(buffer, parameters, key)
-        if cut.unsure:
-            self._look(cut)
-        for part in cut.turned:
-            part.turn(self._state.home(part.name)[1].stride)
-        self._waiting.append(Waiting(buffer, future, set(cut.arrived)))
+        if cut.uncertain:
+            self._find_orders(cut)
+        for part in cut.reordered:
+            part.reorder(self._state.home(part.name)[1].stride)
+        self._waiting.append(WaitingBucket(buffer, future, set(cut.arrived)))
         complete = []
         for index, count in cut.arrived.items():
-            self._came[index].append(cut)
+            self._cuts_of[index].append(cut)
             self._missing[index] -= count
             if self._missing[index] == 0:
                 complete.append(self._bundles[index])
         return complete
 
-    def _cut(self, buffer: Tensor, parameters: list[Tensor], key: tuple[object, ...]) -> Cut:
+    def _cut(self, buffer: Tensor, parameters: list[Tensor], key: tuple[object, ...]) -> _Cut:
         homes = [self._state.home(self._names[id(p)]) for p in parameters]
         parts = buffer.split([slot.numel for _, slot in homes])
         names = [slot.name for _, slot in homes]
-        unsure = [Part(*one) for one in zip(names, parts, parameters, strict=True)]
-        cut = Cut(key, {}, {}, unsure, [])
-        for index, place, start, n in runs_of(homes, self._merge):
-            cut.pieces.setdefault(index, []).append((place, buffer[start : start + n]))
+        fields = zip(names, parts, parameters, strict=True)
+        cut = _Cut(key, {}, {}, [BucketPart(*part) for part in fields], [])
+        for index, offset, start, numel in runs_of(homes, self._merge):
+            cut.pieces.setdefault(index, []).append((offset, buffer[start : start + numel]))
         for bundle, _ in homes:
             cut.arrived[bundle.index] = cut.arrived.get(bundle.index, 0) + 1
         return cut
 
-    def _look(self, cut: Cut) -> None:
-        """Keep what waits for a parameter in the order in which DDP reads the answer."""
-        for part in cut.unsure:
+    def _find_orders(self, cut: _Cut) -> None:
+        """Find the orders of uncertain parts; give residuals the order in which DDP reads."""
+        for part in cut.uncertain:
             _, slot = self._state.home(part.name)
-            stride = part.look(slot)
+            stride = part.find_strides(slot)
             if stride != slot.stride:
                 self._state.reorder(part.name, stride)
-            if part.came != stride and part not in cut.turned:
-                cut.turned.append(part)
-        cut.unsure[:] = [part for part in cut.unsure if not part.certain]
+            if part.filled != stride and part not in cut.reordered:
+                cut.reordered.append(part)
+        cut.uncertain[:] = [part for part in cut.uncertain if not part.certain]
 
     def pieces(self, bundle: Bundle) -> Pieces:
-        """The bundle's gradient, in its order: slices of the buckets it came in."""
-        came = self._came[bundle.index]
-        known = self._whole.get(bundle.index)
-        if known is None or known[0] != came:
-            parts = [piece for cut in came for piece in cut.pieces[bundle.index]]
-            known = came, Pieces(sorted(parts, key=lambda piece: piece[0]))
-            self._whole[bundle.index] = known
+        """Return the bundle's gradient: slices of the buckets, in the bundle's order."""
+        cuts = self._cuts_of[bundle.index]
+        known = self._pieces_of.get(bundle.index)
+        if known is None or known[0] != cuts:
+            slices = [piece for cut in cuts for piece in cut.pieces[bundle.index]]
+            known = cuts, Pieces(sorted(slices, key=lambda piece: piece[0]))
+            self._pieces_of[bundle.index] = known
         return known[1]
 
-    def finish(self, bundle: Bundle) -> list[Waiting]:
-        """The averaged bundle is in the buckets: those that are done with it."""
-        self._left -= 1
+    def finish_bundle(self, bundle: Bundle) -> list[WaitingBucket]:
+        """Note that a bundle is averaged, and return the buckets that wait for no other bundle."""
+        self._bundles_left -= 1
         for waiting in self._waiting:
             waiting.bundles.discard(bundle.index)
         done = [w for w in self._waiting if not w.bundles]
         self._waiting = [w for w in self._waiting if w.bundles]
         return done
 
-    def abandon(self) -> list[Waiting]:
-        """Every bucket that is still waited for."""
-        left, self._waiting = self._waiting, []
-        return left
+    def drop_waiting(self) -> list[WaitingBucket]:
+        """Return the buckets that were not answered, and forget them."""
+        waiting, self._waiting = self._waiting, []
+        return waiting
 
 
 def runs_of(homes: Sequence[tuple[Bundle, Slot]], merge: bool) -> list[tuple[int, int, int, int]]:
-    """(bundle, place in it, start in the bucket, entries) of parameters in a bucket's order."""
+    """Return (bundle, offset in the bundle, start in the bucket, entries) of each run.
+
+    homes: the parameters in the bucket's order. merge: make parameters that are neighbours in both
+    the bucket and the bundle one run.
+    """
     runs: list[tuple[int, int, int, int]] = []
     start = 0
     for bundle, slot in homes:
         run = bundle.index, slot.offset, start, slot.numel
         if merge and runs:
-            index, place, begin, n = runs[-1]
-            if (index, place + n) == (bundle.index, slot.offset):
+            index, offset, begin, numel = runs[-1]
+            if (index, offset + numel) == (bundle.index, slot.offset):
                 runs.pop()
-                run = index, place, begin, n + slot.numel
+                run = index, offset, begin, numel + slot.numel
         runs.append(run)
         start += slot.numel
     return runs
 
 
 class UsedParameters:
-    """Which parameters took part in the steps since the last exchange, on this rank."""
+    """The names of the parameters that this rank used since the last exchange."""
 
     def __init__(self, parameters: Sequence[Tensor], names: dict[int, str]) -> None:
         self._used: set[str] = set()
@@ -186,11 +194,12 @@ class UsedParameters:
         for parameter in parameters:
             # The hook must not hold the parameter: that would keep the model alive.
             name = names[id(parameter)]
-            hook = _marker(self._used, name)
+            hook = _recorder(self._used, name)
             self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
 
     def refusal(self) -> str:
-        """What to say of those that this rank did not use; nothing where no hook was called."""
+        """Return the error text for parameters that this rank did not use; empty if it used all."""
+        # No name at all means that no hook was called, which tells nothing about parameters.
         unused = [name for name in self._names if name not in self._used] if self._used else []
         if not unused:
             return ""
@@ -201,9 +210,12 @@ class UsedParameters:
         )
 
     def unused_everywhere(self, bundle: Bundle, state: State) -> list[Slot]:
-        """The bundle's parameters that no rank used. Asks the host; costs a small all-reduce."""
-        mine = [float(slot.name in self._used) for slot in bundle.slots]
-        counts = torch.tensor(mine, dtype=torch.float32, device=state.device)
+        """Return the bundle's parameters that no rank used.
+
+        Waits for the device, and costs a small all-reduce.
+        """
+        flags = [float(slot.name in self._used) for slot in bundle.slots]
+        counts = torch.tensor(flags, dtype=torch.float32, device=state.device)
         used = state.group.all_reduce(counts).tolist()
         return [slot for slot, count in zip(bundle.slots, used, strict=True) if count == 0]
 
@@ -215,8 +227,8 @@ class UsedParameters:
             handle.remove()
 
 
-def _marker(used: set[str], name: str) -> Callable[[Tensor], None]:
-    def mark(_: Tensor) -> None:
+def _recorder(used: set[str], name: str) -> Callable[[Tensor], None]:
+    def record(_: Tensor) -> None:
         used.add(name)
 
-    return mark
+    return record

@@ -1,4 +1,8 @@
-"""Runs a State's steps beside DDP's backward pass: in one ordered thread, on a side stream."""
+"""Engine: run a State's steps beside DDP's backward pass, in one thread and on a side stream.
+
+The hook only makes a Future for each bucket and submits the bucket to the thread. The thread sorts
+buckets into bundles, exchanges each complete bundle, and answers the Futures.
+"""
 
 import logging
 import warnings
@@ -13,11 +17,11 @@ from torch.futures import Future
 
 from gradwire.accumulate import Bundle
 from gradwire.errors import AttachError, DriftError, ExchangeError
-from gradwire.integrate.attached import alive
-from gradwire.integrate.ddp.buckets import Buckets, UsedParameters, Waiting
+from gradwire.integrate.attached import closed_error, live_state
+from gradwire.integrate.ddp.buckets import Buckets, UsedParameters, WaitingBucket
 from gradwire.integrate.ddp.order import stride_of
 from gradwire.integrate.ddp.thread import OrderedThread
-from gradwire.integrate.handshake import meet
+from gradwire.integrate.handshake import handshake
 from gradwire.stages import timed_by
 from gradwire.state.state import State
 from gradwire.types import Slot
@@ -27,15 +31,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gradwire")
 
-Arrival = tuple[dist.GradBucket, "Future[object]"]
+_Arrival = tuple[dist.GradBucket, "Future[object]"]
+"""A bucket, and the Future that answers it."""
 
 
 class Engine:
-    """Buckets in, Futures out.
+    """The exchange of one State under DDP: buckets in, Futures of averaged buckets out.
 
-    One ordered thread does the work. With NCCL it only enqueues it, on a side stream; but in the
-    hook even that would hold up the launches of the backward pass. With Gloo a blocking collective
-    inside a hook would stop the backward pass, and inside a Future's callback can hang.
+    One ordered thread does the work. With NCCL the thread only enqueues kernels on a side stream.
+    Enqueueing in the hook would delay the launches of the backward pass. With Gloo the collectives
+    block: in the hook they would stop the backward pass, and in a Future's callback they can hang.
+
+    watch_unused: exchange the parameters that no rank used, and keep their residuals.
+    refuse_unused: raise for a parameter without a gradient, from the second step on.
     """
 
     def __init__(
@@ -50,14 +58,15 @@ class Engine:
         self._stream: torch.cuda.Stream | None = None
         self.broken: Exception | None = None
         """The error that ended the exchange."""
-        self._pending_buckets: list[Arrival] = []
+        self._pending_buckets: list[_Arrival] = []
+        """The buckets of the first step, until `open` has been called."""
 
     @property
     def _state(self) -> State:
-        return alive(self._owner)
+        return live_state(self._owner)
 
     def open(self, parameters: Sequence[Tensor]) -> None:
-        """Meet the other ranks and allocate the residuals. A collective call."""
+        """Compare settings with the other ranks, and allocate the residuals. A collective call."""
         if not parameters:
             raise AttachError("the model has no parameter that needs a gradient")
         state = self._state
@@ -65,23 +74,24 @@ class Engine:
             self._names = {id(p): f"p{i}" for i, p in enumerate(parameters)}
         slots = [slot_of(p, self._names[id(p)]) for p in parameters]
         device = parameters[0].device
-        group = meet(state.process_group, state.config, slots, device, self._told())
+        settings = self._handshake_settings()
+        group = handshake(state.process_group, state.config, slots, device, settings)
         state.open(slots, device, group)
-        # Where one parameter may be left out, or norms are added up, each is a piece of its own:
-        # DDP cuts its buckets anew after the first step, and a sum must not depend on that.
+        # If a parameter can be left out, or norms are summed, each parameter is a separate piece:
+        # DDP builds its buckets anew after the first step, and a sum must not depend on that.
         merge = not self._watch_unused and not state.config.clip
         self._buckets = Buckets(state, self._names, merge=merge)
         if self._watch_unused or self._refuse_unused:
             self._used = UsedParameters(parameters, self._names)
         if device.type == "cuda":
-            # The backward pass has plenty to do meanwhile; what waits for the network goes first.
+            # The network waits for these kernels, so they go before those of the backward pass.
             self._stream = torch.cuda.Stream(device, priority=-1)
         self._thread = OrderedThread("gradwire")
-        self._thread.submit(self._move_in)
+        self._thread.submit(self._set_up_thread)
         weakref.finalize(self, self._thread.close)
 
-    def _told(self) -> dict[str, object]:
-        """What attach was told beside the Config and ranks have to be told alike."""
+    def _handshake_settings(self) -> dict[str, object]:
+        """Return the settings beside the Config that all ranks must have alike."""
         state = self._state
         return {
             "bounds of method='auto'": None if state.auto is None else state.auto.bounds,
@@ -90,40 +100,41 @@ class Engine:
         }
 
     def close(self) -> None:
-        """End the thread. Afterwards nothing is exchanged any more."""
+        """End the thread and the exchange."""
         if self._thread is not None:
             if not self._thread.close():
-                # Nobody else may get a communicator in which a collective still hangs.
+                # A collective still hangs in this communicator, so no other wire may take it.
                 self._state.group.is_broken = True
             self._thread = None
         if self._used is not None:
             self._used.remove()
-        self.broken = self.broken or ExchangeError(
-            "the wire was closed: to go on with plain all-reduce call wire.detach() instead"
-        )
+        self.broken = self.broken or closed_error()
 
     def hook(self, bucket: dist.GradBucket) -> Future[Tensor]:
-        """The averaged bucket, in time; called by DDP's backward pass in bucket order."""
+        """Return a Future of the averaged bucket; DDP's backward pass calls it in bucket order."""
         raw: Future[object] = Future(devices=[self._stream.device] if self._stream else None)
-        answer = raw.then(_unwrap)
+        answer = raw.then(_result_of)
         if self.broken is not None:
             raw.set_result(self.broken)
             return answer
-        if not self._state.opened and not self._first_step(bucket, raw):
+        if not self._state.opened and not self._open_with_last(bucket, raw):
             return answer
         if self._state.watch is not None and bucket.index() == 0:
             self._check_drift()
         if self._state.auto is not None:
-            self._time(bucket, self._state.auto)
-        ready = self._ready()
-        refusal = self._refusal(bucket)
+            self._mark_compute(bucket, self._state.auto)
+        ready = self._record_ready()
+        refusal = self._unused_refusal(bucket)
         for arrival in self._pending_buckets or [(bucket, raw)]:
             self._submit(arrival, ready, refusal)
         self._pending_buckets = []
         return answer
 
-    def _first_step(self, bucket: dist.GradBucket, raw: "Future[object]") -> bool:
-        """Without a model the parameters are known when the first step's last bucket is here."""
+    def _open_with_last(self, bucket: dist.GradBucket, raw: "Future[object]") -> bool:
+        """Keep a bucket of the first step; open and return True with the last bucket.
+
+        Without a model, the buckets are the only list of the parameters.
+        """
         self._pending_buckets.append((bucket, raw))
         if not bucket.is_last():
             return False
@@ -137,14 +148,14 @@ class Engine:
         return True
 
     def _check_drift(self) -> None:
-        """Waits for the answer: an error raised from the hook itself keeps its type."""
+        """Compare the replicas, and wait: only an error that the hook raises keeps its type."""
         assert self._thread is not None
-        ready = self._ready()
-        self._thread.wait(lambda: self._look(ready))
+        ready = self._record_ready()
+        self._thread.wait(lambda: self._check_drift_in_thread(ready))
 
-    def _look(self, ready: "torch.cuda.Event | None") -> None:
+    def _check_drift_in_thread(self, ready: "torch.cuda.Event | None") -> None:
         try:
-            self._after(ready)
+            self._wait_for(ready)
             self._state.check_drift()
         except DriftError:
             raise
@@ -152,17 +163,17 @@ class Engine:
             self._state.group.give_up()
             raise
 
-    def _time(self, bucket: dist.GradBucket, auto: "Auto") -> None:
-        """When a bucket is here: the thread may see it later."""
+    def _mark_compute(self, bucket: dist.GradBucket, auto: "Auto") -> None:
+        """Note the time of the first and the last bucket; the thread may see buckets later."""
         if bucket.index() == 0:
             auto.begin(self._state.clock)
         if bucket.is_last():
             auto.mark("last")
 
-    def _refusal(self, bucket: dist.GradBucket) -> str:
-        """With the last bucket: what there is to say of parameters that got no gradient.
+    def _unused_refusal(self, bucket: dist.GradBucket) -> str:
+        """Return the error text for parameters without a gradient; empty before the last bucket.
 
-        The first step's are not known, and nothing is kept for them yet that could be lost.
+        It is empty in the first step too. No residual exists yet that DDP could throw away.
         """
         if (
             not self._refuse_unused
@@ -171,34 +182,34 @@ class Engine:
             or self._pending_buckets
         ):
             return ""
-        said = self._used.refusal()
+        refusal = self._used.refusal()
         self._used.clear()
-        return said
+        return refusal
 
-    def _ready(self) -> "torch.cuda.Event | None":
-        """When the backward pass so far is done."""
+    def _record_ready(self) -> "torch.cuda.Event | None":
+        """Record an event after the backward pass so far; return None on the CPU."""
         if self._stream is None:
             return None
         return torch.cuda.current_stream(self._stream.device).record_event()
 
     # --- in the thread ------------------------------------------------------------------------
 
-    def _submit(self, arrival: Arrival, ready: "torch.cuda.Event | None", refusal: str) -> None:
+    def _submit(self, arrival: _Arrival, ready: "torch.cuda.Event | None", refusal: str) -> None:
         assert self._thread is not None
-        self._thread.submit(lambda: self._arrive(*arrival, ready, refusal))
+        self._thread.submit(lambda: self._process_bucket(*arrival, ready, refusal))
 
-    def _move_in(self) -> None:
-        """What the thread does is of no gradient and on the side stream, from now on."""
+    def _set_up_thread(self) -> None:
+        """Run this thread without autograd and on the side stream."""
         torch.set_grad_enabled(False)
         if self._stream is not None:
             torch.cuda.set_stream(self._stream)
 
-    def _after(self, ready: "torch.cuda.Event | None") -> None:
-        """What is enqueued from now on waits for `ready`."""
+    def _wait_for(self, ready: "torch.cuda.Event | None") -> None:
+        """Let kernels that are enqueued later wait for `ready`."""
         if self._stream is not None and ready is not None:
             self._stream.wait_event(ready)
 
-    def _arrive(
+    def _process_bucket(
         self,
         bucket: dist.GradBucket,
         future: "Future[object]",
@@ -209,23 +220,23 @@ class Engine:
         if self.broken is not None:
             future.set_result(self.broken)
             return
-        what = "the beginning"
+        stage = "the beginning"
         try:
             if refusal:
-                what = "the last bucket"
+                stage = "the last bucket"
                 raise AttachError(refusal)
-            self._after(ready)
+            self._wait_for(ready)
             if bucket.index() == 0:
-                self._begin()
-            for bundle in self._buckets.arrive(bucket, future):
-                what = f"bundle {bundle.index} ({bundle.slots[0].name} ...)"
+                self._begin_step()
+            for bundle in self._buckets.add_bucket(bucket, future):
+                stage = f"bundle {bundle.index} ({bundle.slots[0].name} ...)"
                 for waiting in self._exchange(bundle):
                     waiting.future.set_result(waiting.buffer)
         except Exception as error:
-            self._fail(what, future, error)
+            self._fail(stage, future, error)
 
-    def _begin(self) -> None:
-        if self._buckets.abandon():
+    def _begin_step(self) -> None:
+        if self._buckets.drop_waiting():
             warnings.warn(
                 "the last backward pass did not finish; its gradients are dropped", stacklevel=2
             )
@@ -233,9 +244,11 @@ class Engine:
         self._state.begin()
         if self._state.auto is not None and self._state.auto.due:
             self._state.settle_auto()
+            # The chosen config has other bundles.
             self._buckets.reset()
 
-    def _exchange(self, bundle: Bundle) -> list[Waiting]:
+    def _exchange(self, bundle: Bundle) -> list[WaitingBucket]:
+        """Average a bundle in its buckets, and return the buckets that are done."""
         state = self._state
         with timed_by(state.clock, bundle.index):
             state.agree("exchange", bundle)
@@ -243,33 +256,38 @@ class Engine:
         if self._used is not None and self._watch_unused:
             unused = self._used.unused_everywhere(bundle, state)
         state.replace(bundle, self._buckets.pieces(bundle), unused)
-        done = self._buckets.finish(bundle)
-        if state.auto is not None and self._buckets.idle:
+        done = self._buckets.finish_bundle(bundle)
+        if state.auto is not None and self._buckets.is_done:
             state.auto.mark("done")
-        if self._used is not None and self._watch_unused and self._buckets.idle:
+        if self._used is not None and self._watch_unused and self._buckets.is_done:
             self._used.clear()
         return done
 
-    def _fail(self, what: str, future: "Future[object]", error: Exception) -> None:
-        """Nobody may wait for ever: answer every bucket with the error, and release the peers."""
+    def _fail(self, stage: str, future: "Future[object]", error: Exception) -> None:
+        """End the exchange: answer every bucket with the error, and release the other ranks.
+
+        Otherwise autograd here and the other ranks would wait for ever.
+        """
         state = self._state
-        self.broken = ExchangeError(f"rank {state.group.rank}, step {state.steps}, {what}: {error}")
+        self.broken = ExchangeError(
+            f"rank {state.group.rank}, step {state.steps}, {stage}: {error}"
+        )
         # The error crosses into autograd as text only; here is the last place to see its origin.
         log.error("%s", self.broken, exc_info=error)
         state.group.give_up()
-        for one in (future, *(waiting.future for waiting in self._buckets.abandon())):
-            if not one.done():
-                one.set_result(self.broken)
+        for unanswered in (future, *(bucket.future for bucket in self._buckets.drop_waiting())):
+            if not unanswered.done():
+                unanswered.set_result(self.broken)
 
 
 def slot_of(parameter: Tensor, name: str) -> Slot:
-    """The slot of a parameter, before it has a place."""
+    """Return the slot of a parameter, without an offset yet."""
     shape, stride = tuple(parameter.shape), stride_of(parameter)
     return Slot(name, shape, stride, parameter.dtype, numel=parameter.numel())
 
 
-def _unwrap(future: "Future[object]") -> Tensor:
-    """The result, or the error raised where autograd waits for it."""
+def _result_of(future: "Future[object]") -> Tensor:
+    """Return the averaged bucket, or raise its error where autograd waits for the bucket."""
     value = future.value()
     if isinstance(value, Exception):
         raise value

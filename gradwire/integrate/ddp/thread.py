@@ -1,4 +1,4 @@
-"""One thread that does things in the order they were asked for.
+"""OrderedThread: one thread that runs jobs in the order in which they were submitted.
 
 Gloo's collectives block. In a thread they overlap with the backward pass, and one thread keeps
 their order the same on every rank.
@@ -8,26 +8,27 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
 
-Job = Callable[[], None]
+_Job = Callable[[], None]
 PATIENCE = 10.0
+"""Seconds that `close` waits for the thread to end."""
 
 
 class OrderedThread:
-    """Runs jobs one after another. A job must not raise: it reports to whoever waits for it."""
+    """A thread that runs jobs one after another. A submitted job must not raise."""
 
     def __init__(self, name: str) -> None:
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         # The thread holds the queue, not this object, so that dropping the object can end it.
         self._thread = threading.Thread(target=_serve, args=(self._jobs,), name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: _Job) -> None:
+        """Run `job` in the thread after all earlier jobs."""
         self._jobs.put(job)
 
-    def wait(self, job: Job) -> None:
-        """Run `job` after what was submitted before, and wait for it; raises what it raises."""
+    def wait(self, job: _Job) -> None:
+        """Run `job` after all earlier jobs, wait for its end, and raise its error here."""
         answer: Future[None] = Future()
 
         def report() -> None:
@@ -42,9 +43,10 @@ class OrderedThread:
         answer.result()
 
     def close(self) -> bool:
-        """Finish what was submitted and end; a collective that never returns is not waited for.
+        """Finish the jobs that were submitted, and end the thread.
 
-        Returns whether the thread is done with everything.
+        Return False if the thread is still busy after PATIENCE seconds, as in a collective that
+        never returns.
         """
         self._jobs.put(None)
         if self._thread is threading.current_thread():
@@ -53,7 +55,8 @@ class OrderedThread:
         return not self._thread.is_alive()
 
 
-def _serve(jobs: "queue.SimpleQueue[Any]") -> None:
+def _serve(jobs: "queue.SimpleQueue[_Job | None]") -> None:
     while (job := jobs.get()) is not None:
         job()
+        # Else the variable would keep the last job, and all that it refers to, until the next one.
         del job

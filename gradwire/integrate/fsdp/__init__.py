@@ -1,4 +1,4 @@
-"""Replicas of a model that FSDP2 shards: hybrid sharding, with a compressed all-reduce."""
+"""attach_sharded: compress the all-reduce over the replicas of a model that FSDP2 shards."""
 
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -13,13 +13,13 @@ from gradwire.accumulate import Bundle
 from gradwire.config import Config
 from gradwire.errors import AttachError, ConfigError, GradwireError
 from gradwire.integrate.adam import warn_of_adam
-from gradwire.integrate.attached import Attached
-from gradwire.integrate.fsdp.axes import check_axes, group_of, own_group
-from gradwire.integrate.fsdp.shards import Shards
+from gradwire.integrate.attached import Attached, Attachment
+from gradwire.integrate.fsdp.axes import check_axes, replica_group
+from gradwire.integrate.fsdp.engine import ShardedEngine
 from gradwire.integrate.fsdp.units import Unit, sharded_parameters, units_of
-from gradwire.integrate.handshake import compare, meet
+from gradwire.integrate.handshake import compare_settings, handshake, take_group
 from gradwire.integrate.versions import note_torch
-from gradwire.ranks.group import DistributedGroup
+from gradwire.ranks.distributed import DistributedGroup
 from gradwire.ranks.together import raise_together
 from gradwire.state.drift import Watch
 from gradwire.state.names import unwrapped
@@ -27,8 +27,8 @@ from gradwire.state.saved import sharded
 from gradwire.torch_internals import (
     all_reduce_hook,
     check_sharded_steps,
-    device_of,
     module_of,
+    reduce_device,
     shard,
     shard_group,
     shard_size,
@@ -36,40 +36,35 @@ from gradwire.torch_internals import (
 from gradwire.types import Slot
 
 
-class Port:
-    """What FSDP2's hooks call: it passes flat shards to the wire, or averages them itself."""
+class _UnitHook:
+    """The all-reduce hook of one unit: passes flat shards to the wire, or averages densely.
 
-    def __init__(self, replicas: dist.ProcessGroup, wire: "ShardedWire") -> None:
-        self.replicas = replicas
-        self.wire: ShardedWire | None = wire
+    Only the model holds its hooks, and no table holds the model, so both can be freed together.
+    """
 
-    def __call__(self, index: int, flat: Tensor) -> None:
-        if flat.is_cuda:
-            # FSDP2 may free it while this stream still works on it.
-            flat.record_stream(torch.cuda.current_stream(flat.device))
-        wire = self.wire
-        if wire is not None and wire.detaching and not wire.engine.begun and wire.flushed():
-            wire.let_go()
-            self.wire = wire = None
-        if wire is None:
-            dist.all_reduce(flat, op=dist.ReduceOp.AVG, group=self.replicas)
-        else:
-            wire.engine.hook(wire.units[index], flat)
-
-
-class Hook:
-    """One unit's all-reduce hook. The model holds it, and nothing else holds the model."""
-
-    def __init__(self, port: Port, index: int) -> None:
-        self.port = port
+    def __init__(self, attachment: "Attachment[ShardedWire]", index: int) -> None:
+        self.attachment = attachment
         self._index = index
 
     def __call__(self, flat: Tensor) -> None:
-        self.port(self._index, flat)
+        if flat.is_cuda:
+            # FSDP2 may free the flat shard while this stream still works on it.
+            flat.record_stream(torch.cuda.current_stream(flat.device))
+        wire = self.attachment.wire
+        if wire is not None and not wire.engine.begun:
+            self.attachment.release_flushed()
+            wire = self.attachment.wire
+        if wire is None:
+            dist.all_reduce(flat, op=dist.ReduceOp.AVG, group=self.attachment.process_group)
+        else:
+            wire.engine.hook(wire.units[self._index], flat)
 
 
-class ShardWatch(Watch):
-    """Compares the replicas' shards, which stay where they are while FSDP2 gathers parameters."""
+class _ShardWatch(Watch):
+    """A drift watch that compares the replicas' shards.
+
+    Shards keep their memory while FSDP2 gathers whole parameters.
+    """
 
     def _watched(self) -> dict[str, Tensor]:
         model = self._model()
@@ -82,7 +77,7 @@ class ShardedWire(Attached):
     """The handle that `attach` returns for a sharded model. Its ranks are the replicas."""
 
     sharded = True
-    engine: Shards
+    engine: ShardedEngine
 
     def __init__(
         self, model: nn.Module, units: list[Unit], config: Config | None, **fields: Any
@@ -90,15 +85,16 @@ class ShardedWire(Attached):
         super().__init__(config, model=model, **fields)
         self.units = units
         self.by_unit: dict[int, list[Bundle]] = {}
-        self.unsent: set[int] = set()
-        """After `detach`: the units that something may be kept for."""
+        """By index of a unit, the bundles."""
+        self.unsent_units: set[int] = set()
+        """After `detach`: the units that may still have a residual."""
         self.shard, self.shards = 0, 1
-        """This rank's part of the model, and how many there are."""
+        """The number of this rank's shard, and the number of shards."""
         if self.config.watch:
-            self.watch = ShardWatch(model, self.config.watch)
+            self.watch = _ShardWatch(model, self.config.watch)
 
     def rebundle(self, bundles: Sequence[Sequence[Slot]]) -> None:
-        """A shard may hold nothing of a small parameter: that takes no part."""
+        """Make the bundles, without the parameters that this shard has no entry of."""
         filled = [[slot for slot in slots if slot.numel] for slots in bundles]
         super().rebundle([slots for slots in filled if slots])
         self.by_unit = {}
@@ -107,44 +103,45 @@ class ShardedWire(Attached):
 
     @property
     def last_skipped(self) -> Tensor:
-        """Whether the step before this one was skipped, as this one found when it began."""
+        """True (0-d): the optimiser skipped the step before this one; known as this one begins."""
         return self.status.skipped
 
-    def put_back(self) -> None:
-        """What the last step delivered never reached the optimiser."""
+    def mark_last_skipped(self) -> None:
+        """Put back the deliveries of a step that never reached the optimiser."""
         self.status.by_user = True
-        self.unsent |= self.engine.processed.keys()
+        self.unsent_units |= self.engine.processed.keys()
 
     def detach(self) -> None:
         super().detach()
-        self.unsent = {unit.index for unit in self.units}
+        self.unsent_units = {unit.index for unit in self.units}
 
     def leave(self) -> None:
         super().leave()
-        self.engine.shards.leave(shard_group(self.units[0].group))
+        self.engine.shard_ranks.leave(shard_group(self.units[0].group))
 
-    def _waits(self, taken: bool) -> bool:
-        """By unit, not by what is kept here: a shard that holds nothing waits with the others."""
+    def _has_withheld(self, taken: bool) -> bool:
+        # By unit, and not by residual, because a shard without residuals must decide alike.
         done = self.engine.processed.keys()
-        self.unsent = self.unsent - done if taken else self.unsent | done
-        return bool(self.unsent)
+        self.unsent_units = self.unsent_units - done if taken else self.unsent_units | done
+        return bool(self.unsent_units)
 
-    def _left(self) -> Iterator[tuple[str, Tensor]]:
-        for index in self.unsent:
+    def _withheld(self) -> Iterator[tuple[str, Tensor]]:
+        for index in self.unsent_units:
             for bundle in self.by_unit.get(index, []):
                 yield from ((slot.name, bundle.view(bundle.u, slot)) for slot in bundle.slots)
 
     def residual(self, name: str) -> Tensor:
-        """A copy of this rank's residual of its shard of one parameter, fp32."""
+        """Return a copy of this rank's residual of its shard of one parameter, fp32."""
         for unit in self.units:
-            for place in unit.places:
-                if place.name == name and not place.numel:
-                    size = shard_size(place.parameter)
+            for slot in unit.shard_slots:
+                if slot.name == name and not slot.numel:
+                    # An empty shard is in no bundle.
+                    size = shard_size(slot.parameter)
                     return torch.zeros(size, dtype=torch.float32, device=self.device)
         return super().residual(name)
 
     def state_dict(self) -> dict[str, Any]:
-        """For torch.distributed.checkpoint: by parameter, with the replica in the key."""
+        """Return the state for torch.distributed.checkpoint; keys name replica and parameter."""
         return sharded.state_dict(self)
 
     def load_state_dict(self, state: Any) -> None:
@@ -156,29 +153,30 @@ class ShardedWire(Attached):
 
 
 def attach_sharded(
-    model: nn.Module, config: Config | None, replicate_group: Any, fields: Any
+    model: nn.Module, config: Config | None, replicate_group: Any, fields: dict[str, Any]
 ) -> ShardedWire:
-    """See `attach`."""
-    root = _root(model)
-    note_torch()
+    """Attach a wire to the replicas of a sharded model; see `gradwire.attach`."""
+    root = _sharded_root(model)
+    note_torch(stacklevel=4)
     check_sharded_steps(root)
     units = units_of(root)
-    replicas = group_of(replicate_group)
-    device = device_of(units[0].group)
+    replicas = replica_group(replicate_group)
+    device = reduce_device(units[0].group)
     check_axes(replicas, shard_group(units[0].group), device)
     _refuse_hooked(units)
     wire = ShardedWire(root, units, config, process_group=replicas, **fields)
-    _open(wire, root, device)
-    _broadcast(wire, root)
-    if fields.get("optimizer") is not None:
+    _open_wire(wire, root, device)
+    _broadcast_parameters(wire, root)
+    if fields["optimizer"] is not None:
         warn_of_adam(wire, [fields["optimizer"]])
-    port = Port(replicas, wire)
+    attachment = Attachment(replicas, wire)
     for unit in units:
-        module_of(unit.group).set_all_reduce_hook(Hook(port, unit.index))
+        module_of(unit.group).set_all_reduce_hook(_UnitHook(attachment, unit.index))
     return wire
 
 
-def _root(model: object) -> Any:
+def _sharded_root(model: object) -> Any:
+    """Return the FSDPModule inside `model`, which may be compiled; raise for anything else."""
     inner = unwrapped(model) if isinstance(model, nn.Module) else model
     if isinstance(inner, FSDPModule):
         return inner
@@ -197,49 +195,52 @@ def _root(model: object) -> Any:
 def _refuse_hooked(units: Sequence[Unit]) -> None:
     for unit in units:
         hook = all_reduce_hook(unit.group)
-        if isinstance(hook, Hook) and hook.port.wire is not None:
-            raise AttachError(
-                "this model is attached already: call wire.detach() and take a step first"
-            )
-        if hook is not None and not isinstance(hook, Hook):
+        if isinstance(hook, _UnitHook):
+            hook.attachment.refuse_attached()
+        elif hook is not None:
             raise AttachError(
                 f"{unit.name or 'the root'} has an all-reduce hook already, and FSDP takes only one"
             )
 
 
-def _open(wire: ShardedWire, root: FSDPModule, device: torch.device) -> None:
-    """Meet the replicas, then the other shards; an error on one rank is an error on all."""
+def _open_wire(wire: ShardedWire, root: FSDPModule, device: torch.device) -> None:
+    """Compare settings with the replicas, then with the other shards.
+
+    An error on one rank becomes an error on all ranks.
+    """
     slots = [slot for unit in wire.units for slot in unit.slots()]
     holders = shard_group(wire.units[0].group)
-    shards = own_group(holders, device, timedelta(seconds=wire.config.timeout))
+    shard_ranks = take_group(holders, device, timedelta(seconds=wire.config.timeout))
     error: GradwireError | None = None
     try:
-        group = meet(
-            wire.process_group, wire.config, slots, device, wire.status.handshake_settings()
-        )
+        settings = wire.status.handshake_settings()
+        group = handshake(wire.process_group, wire.config, slots, device, settings)
         if not any(slot.numel for slot in slots):
             raise ConfigError(
-                f"shard {shards.rank} of {shards.size} holds no entry of the model: use fewer"
+                f"shard {shard_ranks.rank} of {shard_ranks.size} holds no entry of the model: "
+                f"use fewer"
             )
         wire.open(slots, device, group)
     except GradwireError as failure:
         error = failure
     fields = wire.config.asdict() | wire.status.handshake_settings()
     try:
-        raise_together(shards, error, ConfigError, who=f"shard {{rank}} of {shards.size} failed")
-        compare(shards, fields | {"parameters": [[s.name, str(s.dtype)] for s in slots]})
+        who = f"shard {{rank}} of {shard_ranks.size} failed"
+        raise_together(shard_ranks, error, ConfigError, who=who)
+        parameters = [[slot.name, str(slot.dtype)] for slot in slots]
+        compare_settings(shard_ranks, fields | {"parameters": parameters})
     except GradwireError:
-        shards.leave(holders)
+        shard_ranks.leave(holders)
         if error is None:
             group.leave(wire.process_group)
         raise
-    wire.shard, wire.shards = shards.rank, shards.size
-    wire.engine = Shards(wire, root, wire.units, shards)
+    wire.shard, wire.shards = shard_ranks.rank, shard_ranks.size
+    wire.engine = ShardedEngine(wire, root, wire.units, shard_ranks)
 
 
 @torch.no_grad()
-def _broadcast(wire: ShardedWire, root: nn.Module) -> None:
-    """Every replica starts from the parameters of the first, frozen ones too."""
+def _broadcast_parameters(wire: ShardedWire, root: nn.Module) -> None:
+    """Send the first replica's parameters, frozen ones too, to the other replicas."""
     assert isinstance(wire.group, DistributedGroup)
     group = wire.group.process_group
     for parameter in sharded_parameters(root).values():

@@ -1,6 +1,6 @@
-"""What FSDP2 reduces in one go: the parameters behind one all-reduce hook.
+"""Unit: the parameters that FSDP2 reduces at once, behind one all-reduce hook.
 
-FSDP2 tells a hook nothing but the flat shard, so its own lists are read.
+A hook gets nothing but the flat shard, so the layout is read from FSDP2's private lists.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ from gradwire.torch_internals import (
 )
 from gradwire.types import Slot
 
-NATIVE = """\
+_TWO_AXES = """\
 this model is sharded on a 2-D mesh, whose dense all-reduce over replicas runs before any hook. \
 Shard it on one axis and give the other one to attach:
     mesh = init_device_mesh("cuda", (replicas, shards), mesh_dim_names=("replicate", "shard"))
@@ -41,8 +41,11 @@ Shard it on one axis and give the other one to attach:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a parameter's shard is in the flat shard of its unit."""
+class ShardSlot:
+    """The part of a unit's flat shard that belongs to one parameter.
+
+    parameter: FSDP2's record of the parameter.
+    """
 
     name: str
     start: int
@@ -51,52 +54,53 @@ class Place:
 
 
 class Unit:
-    """One FSDPModule with parameters of its own, and how its flat shard is laid out."""
+    """The parameters of one FSDPModule, and the layout of their flat shard."""
 
     def __init__(self, index: int, name: str, group: Any, names: dict[int, str]) -> None:
         self.index = index
         self.name = name
         self.group = group
-        self.places: list[Place] = []
+        self.shard_slots: list[ShardSlot] = []
         self.length = 0
+        """The entries of the flat shard, with padding."""
         for parameter in members(group):
             if shard(parameter).requires_grad:
                 self._append(parameter, names)
-        filled = [place for place in self.places if place.numel]
-        self.smallest = min(filled, key=lambda place: place.numel, default=None)
+        filled = [slot for slot in self.shard_slots if slot.numel]
+        self.smallest = min(filled, key=lambda slot: slot.numel, default=None)
+        """The smallest shard that is not empty; None if all are empty."""
 
     def _append(self, parameter: Any, names: dict[int, str]) -> None:
-        place = Place(
-            _name(parameter, names), self.length, shard_size(parameter).numel(), parameter
-        )
-        self.places.append(place)
+        name, numel = _name(parameter, names), shard_size(parameter).numel()
+        self.shard_slots.append(ShardSlot(name, self.length, numel, parameter))
         # FSDP pads the first dimension to a multiple of the number of shards.
         self.length += padded_shard_size(parameter).numel()
 
     @property
     def reduce_dtype(self) -> torch.dtype:
         """The dtype of the flat shard that the hook gets."""
-        return reduce_dtype(self.group, self.places[0].parameter)
+        return reduce_dtype(self.group, self.shard_slots[0].parameter)
 
     def slots(self) -> list[Slot]:
-        """One slot a parameter, in the narrowest dtype on the way to the optimiser.
+        """Return a slot per parameter, in the narrowest dtype on the way to the optimiser.
 
-        After the hook FSDP rounds to the parameter's dtype: rounded here, the loss is not lost.
+        After the hook FSDP2 rounds to the parameter's dtype. The rounding is done here instead,
+        so that the residual keeps its error.
         """
         return [
             Slot(
-                place.name,
-                tuple(shard_size(place.parameter)),
-                shard_stride(place.parameter),
-                min(self.reduce_dtype, shard(place.parameter).dtype, key=_width),
-                numel=place.numel,
+                slot.name,
+                tuple(shard_size(slot.parameter)),
+                shard_stride(slot.parameter),
+                min(self.reduce_dtype, shard(slot.parameter).dtype, key=_width),
+                numel=slot.numel,
                 unit=self.index,
             )
-            for place in self.places
+            for slot in self.shard_slots
         ]
 
-    def parts(self, flat: Tensor) -> dict[str, Tensor]:
-        """The parameters' shards, without padding; raises unless `flat` holds all of them."""
+    def split(self, flat: Tensor) -> dict[str, Tensor]:
+        """Return the parameters' shards without padding; raise unless `flat` holds all of them."""
         if flat.numel() != self.length or flat.dtype != self.reduce_dtype:
             raise AttachError(
                 f"{self.name or 'the root'} handed over {flat.numel()} entries of {flat.dtype}, "
@@ -104,11 +108,11 @@ class Unit:
                 f"in every step (set_reduce_scatter_unused_params(True), from torch 2.12), and "
                 f"freezing or another dtype needs a new attach"
             )
-        return {p.name: flat[p.start : p.start + p.numel] for p in self.places}
+        return {s.name: flat[s.start : s.start + s.numel] for s in self.shard_slots}
 
     @property
-    def holds(self) -> bool:
-        """Whether more micro-batches follow before the optimiser's step."""
+    def more_to_come(self) -> bool:
+        """True: more micro-batches follow before the optimiser's step."""
         return not (reduces_now(self.group) and is_last_backward(module_of(self.group)))
 
 
@@ -117,7 +121,7 @@ def _width(dtype: torch.dtype) -> int:
 
 
 def units_of(model: nn.Module) -> list[Unit]:
-    """The units of a sharded model, in the order of its modules; refuses what cannot work."""
+    """Return the units of a sharded model in the order of its modules, or raise AttachError."""
     names = {id(module): name for name, module in model.named_modules(remove_duplicate=False)}
     units: list[Unit] = []
     seen: set[int] = set()
@@ -131,7 +135,7 @@ def units_of(model: nn.Module) -> list[Unit]:
             seen.add(id(group))
             _refuse_group(name or "the root", module, group)
             unit = Unit(len(units), name, group, names)
-            if unit.places:
+            if unit.shard_slots:
                 _refuse_unit(unit)
                 units.append(unit)
     if not units:
@@ -140,7 +144,7 @@ def units_of(model: nn.Module) -> list[Unit]:
 
 
 def sharded_parameters(model: nn.Module) -> dict[str, Any]:
-    """FSDP2's record of every parameter it shards, frozen ones too, by name."""
+    """Return FSDP2's record of every sharded parameter by name, frozen parameters too."""
     names = {id(module): name for name, module in model.named_modules(remove_duplicate=False)}
     return {
         _name(parameter, names): parameter
@@ -158,7 +162,7 @@ def _name(parameter: Any, names: dict[int, str]) -> str:
 
 def _refuse_group(name: str, module: FSDPModule, group: Any) -> None:
     if averages_replicas(group):
-        raise AttachError(NATIVE)
+        raise AttachError(_TWO_AXES)
     if len(param_groups(module)) > 1:
         raise AttachError(f"{name}: its parameters are on several meshes; hooks need a single one")
     if divides_after_hook(group):
@@ -173,22 +177,22 @@ def _refuse_unit(unit: Unit) -> None:
             f"{unit.name or 'the root'}: gradients are reduced in fp16, which FSDP divides after "
             f"the hook; use MixedPrecisionPolicy(reduce_dtype=torch.float32)"
         )
-    for place in unit.places:
-        parameter = shard(place.parameter)
+    for slot in unit.shard_slots:
+        parameter = shard(slot.parameter)
         if parameter.device.type == "meta":
-            raise AttachError(f"{place.name} is on the meta device: materialise the model first")
-        if gradient_dtype(place.parameter) not in (None, parameter.dtype):
+            raise AttachError(f"{slot.name} is on the meta device: materialise the model first")
+        if gradient_dtype(slot.parameter) not in (None, parameter.dtype):
             raise AttachError(
-                f"{place.name} has grad_dtype {gradient_dtype(place.parameter)}, the parameter "
+                f"{slot.name} has grad_dtype {gradient_dtype(slot.parameter)}, the parameter "
                 f"is {parameter.dtype}: leave grad_dtype as it is"
             )
-        if is_tensor_parallel(place.parameter):
+        if is_tensor_parallel(slot.parameter):
             raise AttachError(
-                f"{place.name} is sharded by tensor parallelism too: not supported yet"
+                f"{slot.name} is sharded by tensor parallelism too: not supported yet"
             )
         pair = (parameter.dtype, unit.reduce_dtype)
         if not set(pair) <= set(DTYPES) or pair == (torch.float16, torch.bfloat16):
             raise AttachError(
-                f"{place.name} is {pair[0]} and reduced in {pair[1]}; residuals are fp32: use fp32 "
+                f"{slot.name} is {pair[0]} and reduced in {pair[1]}; residuals are fp32: use fp32 "
                 f"or bf16, and reduce fp16 in fp32"
             )

@@ -1,1 +1,1 @@
-"""Checkpoints: what is written, checked and read."""
+"""Checkpoints of all ranks: writing, checking and reading their folders."""

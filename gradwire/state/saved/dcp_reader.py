@@ -1,8 +1,8 @@
-"""Reads and writes folders of torch.distributed.checkpoint, without running what is in them.
+"""Reader and writer of torch.distributed.checkpoint folders that run no program from a folder.
 
-torch's own reader unpickles `.metadata`, and its planner unpickles entries that are no tensors: a
-pickle is a program. Here both know only the names that such a folder needs. Where gradwire wrote
-the folder, the sha256 of every file is checked before the file is read.
+torch's own reader unpickles `.metadata`, and its planner unpickles entries that are no tensors. A
+pickle is a program. Here both know only the names that such a folder needs. If gradwire wrote the
+folder, the sha256 of every file is checked before the file is read.
 """
 
 import dataclasses
@@ -28,6 +28,7 @@ from gradwire.torch_internals import LAYOUT, memory_format_codes, storage_info, 
 
 METADATA = ".metadata"
 FILE = re.compile(r"[\w.-]{1,200}\.distcp", re.ASCII)
+"""Names of data files that a folder may have, none of which leads out of the folder."""
 
 _MEMORY_FORMAT = memory_format_codes()
 _STORAGE_INFO = storage_info()
@@ -44,36 +45,41 @@ _RECORDS = (
 
 
 def _memory_format(value: Any) -> Any:
+    """Return the memory format of a code, None for anything else, for the unpickler."""
     return _MEMORY_FORMAT(value) if type(value) is int else None
 
 
 def _member(owner: Any, name: Any) -> Any:
-    """What `getattr` is for in a pickle of the first Pythons 3.11: a member of an enumeration."""
+    """Return a member of the memory formats; stands for `getattr` in the unpickler.
+
+    The first releases of Python 3.11 pickled a member of an enumeration as a call of `getattr`.
+    """
     if owner is not _memory_format or type(name) is not str:
         raise pickle.UnpicklingError("it asks for builtins.getattr, which no checkpoint needs")
     return _MEMORY_FORMAT.__members__[name]
 
 
-def _nothing(*_: Any) -> str:
-    """Where the folder was when it was written, which nobody asks for."""
+def _no_path(*_: Any) -> str:
+    """Return "" for the folder's path at the time of writing, which no reader needs."""
     return ""
 
 
-KNOWN: dict[tuple[str, str], Any] = {
+_KNOWN: dict[tuple[str, str], Any] = {
     **{(record.__module__, record.__name__): record for record in _RECORDS},
     (metadata.__name__, _MEMORY_FORMAT.__name__): _memory_format,
     ("builtins", "getattr"): _member,
     ("torch", "Size"): torch.Size,
     LAYOUT: lambda _: torch.strided,
-    ("pathlib", "PosixPath"): _nothing,
-    ("pathlib", "WindowsPath"): _nothing,
-    # From Python 3.13 on they live elsewhere.
-    ("pathlib._local", "PosixPath"): _nothing,
-    ("pathlib._local", "WindowsPath"): _nothing,
+    ("pathlib", "PosixPath"): _no_path,
+    ("pathlib", "WindowsPath"): _no_path,
+    # Python 3.13 has moved these classes.
+    ("pathlib._local", "PosixPath"): _no_path,
+    ("pathlib._local", "WindowsPath"): _no_path,
 }
-DTYPES = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
+"""Stand-ins for the names that a `.metadata` of any supported torch and Python may use."""
+_DTYPES = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
 
-OPCODES = (
+_OPCODES = (
     pickle.PROTO, pickle.FRAME, pickle.STOP, pickle.MARK, pickle.POP, pickle.POP_MARK,
     pickle.GLOBAL, pickle.STACK_GLOBAL, pickle.REDUCE, pickle.NEWOBJ,
     pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE, pickle.BININT, pickle.BININT1, pickle.BININT2,
@@ -82,30 +88,31 @@ OPCODES = (
     pickle.EMPTY_LIST, pickle.APPEND, pickle.APPENDS, pickle.EMPTY_DICT,
     pickle.MEMOIZE, pickle.BINPUT, pickle.LONG_BINPUT, pickle.BINGET, pickle.LONG_BINGET,
 )  # fmt: skip
-"""What pickle makes of these records, and nothing that takes more room than it has bytes."""
+"""Opcodes that pickle writes for these records. None takes more memory than it has bytes."""
 
 
 class _Unpickler(pickle._Unpickler):
-    """An unpickler that knows only the names in `KNOWN` and the dtypes of torch.
+    """Unpickler that knows only the names in `_KNOWN` and the dtypes of torch.
 
-    It is the one written in Python: the other makes a table of any size that a pickle asks for.
+    Its base is the unpickler written in Python, because the one written in C allocates a table of
+    any size that a pickle names.
     """
 
-    dispatch = {code[0]: pickle._Unpickler.dispatch[code[0]] for code in OPCODES}  # noqa: RUF012
+    dispatch = {code[0]: pickle._Unpickler.dispatch[code[0]] for code in _OPCODES}  # noqa: RUF012
 
     def find_class(self, module: str, name: str) -> Any:
-        # torch imports some of its modules when they are asked for.
-        if module == "torch" and name in DTYPES:
-            return DTYPES[name]
+        # A table instead of getattr(torch, name), which would import modules for some names.
+        if module == "torch" and name in _DTYPES:
+            return _DTYPES[name]
         try:
-            return KNOWN[module, name]
+            return _KNOWN[module, name]
         except KeyError:
             raise pickle.UnpicklingError(
                 f"it asks for {module}.{name}, which no checkpoint needs"
             ) from None
 
     def _build(self: Any) -> None:
-        """Fills a record. The usual one also changes classes, and so torch for all of us."""
+        """Fill a record. The base class would also fill classes, and so change torch itself."""
         content = self.stack.pop()
         record = self.stack[-1]
         if isinstance(record, metadata.TensorProperties) and type(content) is tuple:
@@ -127,7 +134,10 @@ class _Unpickler(pickle._Unpickler):
             self._put(self.stack[-1], key, value)
 
     def _put(self, into: Any, key: Any, value: Any) -> None:
-        """As usual, but for keys that are tuples of tuples: to hash them may take for ever."""
+        """Set an item of a dictionary; refuse keys other than names, numbers and plain indices.
+
+        To hash a key that is a tuple of tuples may take for ever.
+        """
         plain = type(key) in (str, int) or (
             isinstance(key, metadata.MetadataIndex)
             and type(key.fqn) is str
@@ -145,25 +155,26 @@ class _Unpickler(pickle._Unpickler):
 
 
 def _are_names(content: Mapping[Any, Any]) -> bool:
+    """Return True if all keys are names of ordinary fields."""
     return all(type(key) is str and not key.startswith("__") for key in content)
 
 
 def read_metadata(content: bytes, file: Path) -> Any:
-    """What `.metadata` says of a checkpoint, checked; raises StateError for anything else."""
+    """Return the Metadata in the bytes of `.metadata`, checked; raise StateError for a fault."""
     try:
-        found = _Unpickler(io.BytesIO(content)).load()
-        _check(found)
-    except Exception as error:  # a damaged pickle raises of every kind
+        value = _Unpickler(io.BytesIO(content)).load()
+        _check_metadata(value)
+    except Exception as error:  # a damaged pickle raises an error of any kind
         raise StateError(f"{file} is damaged: {one_line(error)}") from error
-    found.storage_meta, found.planner_data = metadata.StorageMeta(), None
-    return found
+    value.storage_meta, value.planner_data = metadata.StorageMeta(), None
+    return value
 
 
-def _check(found: Any) -> None:
-    """Raises ValueError unless every entry is of its kind and lies in a file of the folder."""
-    if not isinstance(found, metadata.Metadata):
-        raise ValueError(f"it holds a {type(found).__name__}, no Metadata")
-    entries, places = found.state_dict_metadata, found.storage_data
+def _check_metadata(value: Any) -> None:
+    """Raise ValueError unless every entry has a known kind and lies in a file of the folder."""
+    if not isinstance(value, metadata.Metadata):
+        raise ValueError(f"it holds a {type(value).__name__}, no Metadata")
+    entries, places = value.state_dict_metadata, value.storage_data
     if not isinstance(entries, dict) or not isinstance(places, dict):
         raise ValueError("it does not say what there is, and where")
     for name, entry in entries.items():
@@ -182,11 +193,12 @@ def _check(found: Any) -> None:
 
 
 def _word(value: Any) -> str:
+    """Return a name for an error, or the type of a value that is no name."""
     return f"{value!r:.60}" if isinstance(value, str | int) else type(value).__name__
 
 
 def _is_covered(entry: metadata.TensorStorageMetadata) -> bool:
-    """Whether the pieces lie within the tensor, and have as many entries together."""
+    """Return True if all pieces lie within the tensor and together have its number of entries."""
     if not _are_counts(entry.size) or not isinstance(entry.chunks, list):
         return False
     total = 0
@@ -219,7 +231,7 @@ def _is_place(place: Any) -> bool:
 class Reader(dcp.FileSystemReader):
     """torch's reader of a folder, with a checked `.metadata` and checked files.
 
-    digests: the sha256 of every file by name; empty where gradwire did not write the folder.
+    digests: the sha256 of every file by name; empty if gradwire did not write the folder.
     """
 
     def __init__(self, path: Path, digests: Mapping[str, str]) -> None:
@@ -228,7 +240,7 @@ class Reader(dcp.FileSystemReader):
         self._sizes: dict[str, int] = {}
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
-        """See `read_metadata`."""
+        """Return the folder's Metadata, checked."""
         file = self._folder / METADATA
         refuse_pipe(file)
         try:
@@ -241,7 +253,7 @@ class Reader(dcp.FileSystemReader):
         return read_metadata(content, file)
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> "Future[None]":
-        """torch's, once the files that it opens are those that were written."""
+        """Run torch's read_data after a check of every file that it opens."""
         for item in plan.items:
             place = self.storage_data[item.storage_index]
             if place.offset + place.length > self._checked_size(place.relative_path):
@@ -249,7 +261,7 @@ class Reader(dcp.FileSystemReader):
         return super().read_data(plan, planner)
 
     def _checked_size(self, name: str) -> int:
-        """How long a file is, after its sha256 was found right."""
+        """Return the length of a file, after its sha256 was checked."""
         if name not in self._sizes:
             file = self._folder / name
             refuse_pipe(file)
@@ -262,51 +274,54 @@ class Reader(dcp.FileSystemReader):
                 raise StateError(f"{file} is missing: copy every file into the folder") from None
         return self._sizes[name]
 
-    def _compare(self, name: str, found: str) -> None:
-        if self._digests and self._digests.get(name) != found:
+    def _compare(self, name: str, digest: str) -> None:
+        if self._digests and self._digests.get(name) != digest:
             raise StateError(
                 f"{self._folder / name} is damaged: its sha256 is not the one in gradwire.json"
             )
 
 
 class Writer(dcp.FileSystemWriter):
-    """torch's writer of a folder, with names of files that no other save has."""
+    """torch's writer of a folder, with file names that no other save has.
+
+    token: the word in these names that belongs to one save.
+    """
 
     def __init__(self, path: Path, token: str) -> None:
         super().__init__(path)
         self._token = token
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Rank 0 names the files of all."""
+        """Give every rank the prefix of its file names. Runs on rank 0."""
         return [
             dataclasses.replace(plan, storage_data=storage_prefix(f"__{rank}_{self._token}_"))
             for rank, plan in enumerate(plans)
         ]
 
 
-class Planner(dcp.DefaultLoadPlanner):
-    """torch's planner for a flat dictionary; entries that are no tensors are not unpickled."""
+class _Planner(dcp.DefaultLoadPlanner):
+    """torch's planner for a flat dictionary, which runs no pickle for entries without tensors."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Plain values only."""
+        """Load one entry that is no tensor, of plain values only."""
         self.state_dict[read_item.dest_index.fqn] = torch.load(
             value, map_location="cpu", weights_only=True
         )
 
 
-def read(path: Path, digests: Mapping[str, str], into: dict[str, Any]) -> dict[str, Any]:
-    """`into`, its tensors filled and its other values replaced by what the folder has.
+def read_into(path: Path, digests: Mapping[str, str], into: dict[str, Any]) -> dict[str, Any]:
+    """Fill the tensors of `into` from the folder, replace its other values, and return it.
 
-    Not a collective call: every rank reads what it needs. Raises StateError for what is damaged.
+    Not a collective call: every rank reads its own entries. Raises StateError for any damage.
     """
     try:
         with warnings.catch_warnings():
-            # Every rank reads for itself, on purpose.
+            # torch warns of a read without collectives, which is intended here.
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            dcp.load(into, storage_reader=Reader(path, digests), planner=Planner(), no_dist=True)
+            dcp.load(into, storage_reader=Reader(path, digests), planner=_Planner(), no_dist=True)
     except (Exception, dcp.CheckpointException) as error:
         cause = innermost(error)
         if isinstance(cause, StateError):
@@ -316,7 +331,7 @@ def read(path: Path, digests: Mapping[str, str], into: dict[str, Any]) -> dict[s
 
 
 def innermost(error: BaseException) -> BaseException:
-    """What one rank raised inside torch's exception, which lists ranks and stacks."""
+    """Return the error that a rank raised, out of torch's exception with all ranks and stacks."""
     while isinstance(error, dcp.CheckpointException) and error.failures:
         error = next(iter(error.failures.values()))[0]
     return error

@@ -1,4 +1,4 @@
-"""Files that are there whole, or not at all."""
+"""Files written in one go: the whole new file is there, or still the old one."""
 
 import hashlib
 import os
@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 
-def replace(file: Path, fill: Callable[[BinaryIO], object]) -> bytes:
-    """Makes or replaces `file` with what `fill` writes, in one go; returns the sha256 of it.
+def replace_file(file: Path, fill: Callable[[BinaryIO], object]) -> bytes:
+    """Make or replace `file` with the bytes that `fill` writes; return their sha256.
 
-    Whatever goes wrong, a full disk included, the old file stays, nothing else is left behind, and
-    the error is an OSError if the disk was the cause: torch.save hides that in another one.
+    After an error, of a full disk for example, the old file is still there and no other file is
+    left behind. If the disk was the cause, the error is an OSError.
     """
-    # Of the process: ranks that share a folder write the same manifest at the same time.
+    # Named after the process, because ranks that share a folder write one manifest at one time.
     temporary = file.with_name(f"{file.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("w+b") as out:
@@ -25,6 +25,7 @@ def replace(file: Path, fill: Callable[[BinaryIO], object]) -> bytes:
         os.replace(temporary, file)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
+        # torch.save hides the OSError of a full disk behind an error of its own.
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None
         raise

@@ -1,8 +1,8 @@
-"""Saving and loading what the ranks remember.
+"""`gradwire.save` and `gradwire.load`: the checkpoint folder of all ranks.
 
-A folder holds one part a rank and a manifest that names them. Parts are written beside the old ones
-under new names and the manifest is replaced last, so the folder always holds one whole checkpoint.
-The manifest has the sha256 of every part and of itself: a bit that flips anywhere is found.
+A folder holds one part per rank and a manifest that names the parts. New parts have new names and
+the manifest is replaced last, so the folder always holds one whole checkpoint. The manifest has the
+sha256 of every part and of itself, so a flipped bit anywhere is found.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import io
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from torch import Tensor
 from gradwire.errors import ConfigError, ExchangeError, GradwireError, StateError, one_line
 from gradwire.ranks.group import uncounted
 from gradwire.ranks.together import gather_words, raise_together
-from gradwire.state.saved.files import replace
+from gradwire.state.saved.files import replace_file
 from gradwire.state.saved.manifest import (
     MANIFEST,
     adopt_identity,
@@ -29,17 +29,25 @@ from gradwire.state.saved.manifest import (
     refuse_pipe,
     write_manifest,
 )
-from gradwire.state.saved.plain import IN_COMMON, check, check_rank, in_common, settle_saved
+from gradwire.state.saved.plain import (
+    IN_COMMON,
+    check_rank,
+    check_state,
+    common_digests,
+    resume,
+    settle_saved,
+)
 
 if TYPE_CHECKING:
+    from gradwire.integrate.fsdp import ShardedWire
     from gradwire.state.state import State
 
 
 def save(state: "State", folder: str | os.PathLike[str]) -> None:
     """Write every rank's part and the manifest. A collective call.
 
-    Atomic: until the manifest is replaced, the folder holds the checkpoint it held before. For a
-    sharded model it is a folder of torch.distributed.checkpoint, one a checkpoint.
+    Atomic: until the manifest is replaced, the folder holds the checkpoint that it held before. A
+    sharded model's folder is one of torch.distributed.checkpoint, and holds one checkpoint.
     """
     _check_wire(state, "save")
     if not state.opened:
@@ -48,7 +56,7 @@ def save(state: "State", folder: str | os.PathLike[str]) -> None:
     if state.sharded:
         from gradwire.state.saved import sharded
 
-        sharded.save(state, path)
+        sharded.save(cast("ShardedWire", state), path)
         return
     rank = state.group.rank
     with uncounted(state.group):
@@ -62,13 +70,13 @@ def save(state: "State", folder: str | os.PathLike[str]) -> None:
     try:
         refuse_other(state, path)
         path.mkdir(parents=True, exist_ok=True)
-        digest = replace(new, lambda out: torch.save(state.state_dict(), out))
-        written = path / _part(state.steps, rank, digest.hex())
+        digest = replace_file(new, lambda out: torch.save(state.state_dict(), out))
+        written = path / _part_name(state.steps, rank, digest.hex())
         is_new = not written.exists()
         os.replace(new, written)
     except ConfigError as error:
         failure = error
-    except Exception as error:  # of whatever kind: the others wait
+    except Exception as error:  # any kind, because the other ranks wait for this one
         failure = _refusal(rank, new, error)
         with contextlib.suppress(OSError):
             new.unlink()
@@ -78,11 +86,11 @@ def save(state: "State", folder: str | os.PathLike[str]) -> None:
         _drop(path, written if is_new else None)
         raise
     parts = [
-        {"file": _part(state.steps, r, digest), "sha256": digest}
+        {"file": _part_name(state.steps, r, digest), "sha256": digest}
         for r, digest in enumerate(digests)
     ]
     try:
-        # Every rank writes the same bytes: on several machines each then has a manifest of its own.
+        # Every rank writes the same bytes, so that each of several machines has a manifest.
         about = {"world_size": state.group.size, "steps": state.steps, "run": state.identity}
         write_manifest(path, about | {"parts": parts})
     except Exception as error:
@@ -92,7 +100,7 @@ def save(state: "State", folder: str | os.PathLike[str]) -> None:
     except GradwireError:
         _drop(path, written if is_new else None)
         raise
-    # Now every rank has its manifest: what else has such a name is old, or of a rank that died.
+    # Every rank has its manifest now. Other files of such names are old, or of a rank that died.
     names = (f"gradwire-step*-rank{rank}.pt*", f"gradwire-step*-rank{rank}-*", f"{MANIFEST}.*")
     for old in [file for name in names for file in path.glob(name)]:
         if old.name != parts[rank]["file"]:
@@ -100,11 +108,11 @@ def save(state: "State", folder: str | os.PathLike[str]) -> None:
 
 
 def _drop(path: Path, part: Path | None) -> None:
-    """Delete a part that no manifest names: a loop that tries again must not fill the disk."""
+    """Delete a part that no manifest names, or a loop that saves again would fill the disk."""
     if part is None:
         return
     try:
-        named = {one["file"] for one in read_manifest(path).get("parts", ())}
+        named = {entry["file"] for entry in read_manifest(path).get("parts", ())}
     except (StateError, OSError):
         named = set()
     if part.name not in named:
@@ -112,24 +120,30 @@ def _drop(path: Path, part: Path | None) -> None:
             part.unlink()
 
 
-def _check_wire(given: Any, what: str) -> None:
-    if not hasattr(given, "opened"):
-        raise ConfigError(f"{what} takes the wire that attach returned, got {type(given).__name__}")
+def _check_wire(wire: Any, operation: str) -> None:
+    if not hasattr(wire, "opened"):
+        raise ConfigError(
+            f"{operation} takes the wire that attach returned, got {type(wire).__name__}"
+        )
 
 
-def _part(steps: int, rank: int, digest: str) -> str:
-    """A name that no other content has: a second save of the same step must not touch the first."""
+def _part_name(steps: int, rank: int, digest: str) -> str:
+    """Return a file name for this content alone.
+
+    A second save of the same step must not overwrite the parts of the first.
+    """
     return f"gradwire-step{steps}-rank{rank}-{digest[:8]}.pt"
 
 
 def load(state: "State", folder: str | os.PathLike[str]) -> None:
     """Continue from a folder written by `save`. A collective call.
 
-    Everything is checked before anything is changed, and what is wrong on one rank is an error on
-    every rank. With another number of ranks every rank starts from the mean of the saved residuals
-    and of the saved momentum, which leaves nothing out: the mean over the new ranks is the mean
-    over the old; likewise the replicas of a sharded model, whose number of shards may change too,
-    and the weights of local steps, whose optimiser and buffers are then rank 0's.
+    Everything is checked before anything is changed. A fault on one rank is an error on every rank.
+
+    The number of ranks may change. Then every rank starts from the mean of the saved residuals and
+    of the saved momentum. Nothing is lost, because the mean over the new ranks is the mean over the
+    old ones. Replicas of a sharded model may change in number likewise, and so may its shards. With
+    local steps the weights are averaged too, and optimiser and buffers are rank 0's.
     """
     _check_wire(state, "load")
     if not state.opened:
@@ -138,28 +152,29 @@ def load(state: "State", folder: str | os.PathLike[str]) -> None:
     if state.sharded:
         from gradwire.state.saved import sharded
 
-        sharded.load(state, path)
+        sharded.load(cast("ShardedWire", state), path)
         return
     with uncounted(state.group):
         state.group.agree("load")
     manifest: dict[str, Any] = {}
-    mine: dict[str, Any] = {}
-    shared: list[str] = []
+    part: dict[str, Any] = {}
+    digests: list[str] = []
     failure: GradwireError | None = None
     try:
         manifest = read_manifest(path)
-        mine, shared = _read_checked(state, path, manifest)
+        part, digests = _read_checked(state, path, manifest)
     except StateError as error:
         failure = error
     except OSError as error:
         failure = StateError(f"{error.filename or path} cannot be read: {error.strerror}")
-    except Exception as error:  # of whatever kind: the others wait
+    except Exception as error:  # any kind, because the other ranks wait for this one
         failure = StateError(f"{path} cannot be read: {one_line(error)}")
         failure.__cause__ = error
     raise_together(state.group, failure, StateError)
-    _compare(state, path, [manifest["sha256"], *shared])
-    if mine:
-        state.load_state_dict(mine)
+    _compare(state, path, [manifest["sha256"], *digests])
+    if part:
+        # Not `state.load_state_dict`, which would check every tensor of the part once more.
+        resume(state, part)
     else:
         _merge(state, path, manifest["parts"])
     note_identity(state, manifest.get("run", ""))
@@ -168,9 +183,9 @@ def load(state: "State", folder: str | os.PathLike[str]) -> None:
 def _read_checked(
     state: "State", path: Path, manifest: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """This rank's part, and the digests of what it has to have in common with those of others.
+    """Return this rank's part, checked, and the digests that it shares with all other parts.
 
-    No part where the number of ranks differs; then all parts are checked.
+    When the number of ranks has changed, check all parts and return an empty part.
     """
     if "parts" not in manifest:
         raise StateError(f"{path} is of a model that is sharded by fully_shard")
@@ -179,9 +194,9 @@ def _read_checked(
     digests: list[list[str]] = []
     for number in numbers:
         part = manifest["parts"][number]
-        saved = _read(path, part)
+        saved = _read_part(path, part)
         try:
-            check(state, saved)
+            check_state(state, saved)
             if size == state.group.size:
                 check_rank(state, saved)
             for field in ("run", "steps"):
@@ -190,49 +205,58 @@ def _read_checked(
                         f"its {field} is {saved.get(field)!r:.40}, that of {MANIFEST} "
                         f"{manifest[field]!r:.40}: it is of another checkpoint"
                     )
-            digests.append(in_common(saved))
-            if what := _differs(digests[0], digests[-1]):
-                raise StateError(f"its {what} is not that of rank 0's part")
+            digests.append(common_digests(saved))
+            if field := _first_difference(digests[0], digests[-1]):
+                raise StateError(f"its {field} is not that of rank 0's part")
         except StateError as error:
             raise StateError(f"{path / part['file']}: {error}") from error
-        except Exception as error:  # of values that nobody thought of
+        except Exception as error:  # a value of a kind that no check expected
             raise StateError(f"{path / part['file']}: {one_line(error)}") from error
     return (saved if size == state.group.size else {}), digests[0]
 
 
-def _differs(first: Sequence[str], other: Sequence[str]) -> str:
-    """What two parts of one checkpoint do not have in common; nothing where they fit."""
+def _first_difference(first: Sequence[str], other: Sequence[str]) -> str:
+    """Return the first of IN_COMMON in which two parts differ, "" if the parts fit together."""
     pairs = zip(IN_COMMON, first, other, strict=True)
     return next((name for name, a, b in pairs if a != b), "")
 
 
 def _merge(state: "State", path: Path, parts: Sequence[Mapping[str, str]]) -> None:
+    """Continue from the mean of all parts, which another number of ranks wrote.
+
+    Reads every part again, because memory may not hold all parts at once.
+    """
     mean: dict[tuple[str, str], Tensor] = {}
     first: dict[str, Any] = {}
     for part in parts:
-        saved = _read(path, part)
+        # Each part passes through the live State. An error here would leave the State changed, but
+        # all parts were read and checked a moment ago.
+        saved = _read_part(path, part)
         settle_saved(state, saved)
         first = first or saved
-        for what in state.averaged:
-            for name, tensor in saved[what].items():
+        for field in state.averaged:
+            for name, tensor in saved[field].items():
                 share = tensor.double() / len(parts)
-                mean[what, name] = mean[what, name] + share if (what, name) in mean else share
-    for (what, name), tensor in mean.items():
-        first[what][name] = tensor.float()
+                mean[field, name] = mean[field, name] + share if (field, name) in mean else share
+    for (field, name), tensor in mean.items():
+        first[field][name] = tensor.float()
     state.restore(first)
 
 
-def _compare(state: "State", path: Path, found: Sequence[str]) -> None:
-    """Raises on every rank unless all have read the same manifest and parts that fit together."""
-    rows = gather_words(state.group, found)
+def _compare(state: "State", path: Path, digests: Sequence[str]) -> None:
+    """Raise on every rank unless all have read the same manifest and parts that fit together.
+
+    digests: the manifest's, then the part's.
+    """
+    rows = gather_words(state.group, digests)
     for rank, other in enumerate(rows):
         if other[0] != rows[0][0]:
             raise StateError(
                 f"{path}: rank {rank} holds another checkpoint than rank 0. Copy one to all."
             )
-        if what := _differs(rows[0][1:], other[1:]):
+        if field := _first_difference(rows[0][1:], other[1:]):
             raise StateError(
-                f"{path}: the parts of ranks 0 and {rank} differ in their {what}: they are not of "
+                f"{path}: the parts of ranks 0 and {rank} differ in their {field}: they are not of "
                 f"one checkpoint"
             )
 
@@ -245,7 +269,8 @@ def _refusal(rank: int, file: Path, error: Exception) -> ExchangeError:
     return refusal
 
 
-def _read(path: Path, part: Mapping[str, str]) -> dict[str, Any]:
+def _read_part(path: Path, part: Mapping[str, str]) -> dict[str, Any]:
+    """Return one rank's part, after its sha256 was checked."""
     file = path / part["file"]
     refuse_pipe(file)
     try:
@@ -261,11 +286,11 @@ def _read(path: Path, part: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _gather_digests(state: "State", digest: bytes, failure: Exception | None) -> list[str]:
-    """Every rank's digest; raises on every rank when one of them failed."""
+    """Return every rank's digest; raise on every rank if one of them failed."""
     flag = 1 if failure else 0
-    mine = torch.tensor([flag, *digest], dtype=torch.uint8, device=state.device)
+    row = torch.tensor([flag, *digest], dtype=torch.uint8, device=state.device)
     with uncounted(state.group):
-        rows = state.group.all_gather(mine).cpu()
+        rows = state.group.all_gather(row).cpu()
     failed = [r for r, row in enumerate(rows) if int(row[0])]
     if failed:
         raise failure or ExchangeError(f"the checkpoint was not written: rank {failed[0]} failed")

@@ -1,4 +1,4 @@
-"""gradwire.json: what a checkpoint folder holds, guarded by its sha256."""
+"""gradwire.json, the list of a checkpoint folder's files, guarded by its own sha256."""
 
 import hashlib
 import json
@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING, Any
 from gradwire.errors import ConfigError, StateError, one_line
 from gradwire.ranks.group import Group, uncounted
 from gradwire.ranks.together import gather_words
-from gradwire.state.saved.files import replace
+from gradwire.state.saved.files import replace_file
 
 if TYPE_CHECKING:
     from gradwire.state.state import State
 
 MANIFEST = "gradwire.json"
-VERSION = 2
-"""Of the folder; the states in it have one of their own. Version 1 did not guard the manifest."""
+_VERSION = 2
+"""Version of the folder; each state in it has its own. Version 1 did not guard the manifest."""
 
 _known: "weakref.WeakSet[State]" = weakref.WeakSet()
-"""The wires of this process that have an identity, and so perhaps a checkpoint."""
+"""Wires of this process that have an identity, and so perhaps a checkpoint."""
 
 
 def adopt_identity(state: "State", groups: Sequence[Group]) -> None:
-    """Give the wire rank 0's identity, a new one where it has none. A collective call.
+    """Give the wire rank 0's identity, or a new one if rank 0 has none. A collective call.
 
-    It stands in the manifest and in every part, so that parts of two wires are never mixed.
+    The identity stands in the manifest and in every part, so that parts of two wires never mix.
     """
     state.identity = state.identity or secrets.token_hex(8)
     for group in groups:
@@ -38,20 +38,20 @@ def adopt_identity(state: "State", groups: Sequence[Group]) -> None:
 
 
 def note_identity(state: "State", identity: str) -> None:
-    """A checkpoint was loaded: the wire goes on as the one that wrote it."""
+    """Give the wire the identity of the checkpoint that was loaded, "" for none."""
     if identity:
         state.identity = identity
         _known.add(state)
 
 
 def refuse_other(state: "State", path: Path) -> None:
-    """Raises ConfigError where the folder holds the checkpoint of another wire that is in use."""
+    """Raise ConfigError if the folder holds the checkpoint of another wire that is in use."""
     try:
-        there = read_manifest(path).get("run")
+        identity = read_manifest(path).get("run")
     except (StateError, OSError):
         return
     others = [wire for wire in _known if wire is not state and not wire.stopped]
-    if there != state.identity and any(wire.identity == there for wire in others):
+    if identity != state.identity and any(wire.identity == identity for wire in others):
         raise ConfigError(
             f"{path} holds the checkpoint of another wire of this run, which this one would "
             f"delete: give each wire a folder of its own"
@@ -60,13 +60,13 @@ def refuse_other(state: "State", path: Path) -> None:
 
 def write_manifest(path: Path, content: Mapping[str, Any]) -> None:
     """Replace the folder's manifest in one go."""
-    manifest = {"version": VERSION, **content}
+    manifest = {"version": _VERSION, **content}
     manifest["sha256"] = seal(manifest)
-    replace(path / MANIFEST, lambda out: out.write(json.dumps(manifest, indent=1).encode()))
+    replace_file(path / MANIFEST, lambda out: out.write(json.dumps(manifest, indent=1).encode()))
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint folder, checked."""
+    """Return the manifest of a checkpoint folder, checked."""
     file = path / MANIFEST
     refuse_pipe(file)
     try:
@@ -79,9 +79,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise StateError(f"{file} is damaged: {one_line(error)}") from error
     if not isinstance(manifest, dict) or "version" not in manifest:
         raise StateError(f"{file} is damaged: it says no version")
-    if manifest["version"] != VERSION:
+    if manifest["version"] != _VERSION:
         raise StateError(
-            f"{path} has version {manifest['version']!r:.20}, this gradwire reads version {VERSION}"
+            f"{path} has version {manifest['version']!r:.20}, "
+            f"this gradwire reads version {_VERSION}"
         )
     if not sealed or not _is_manifest(manifest):
         raise StateError(f"{file} is damaged: its sha256 is not that of its content")
@@ -89,24 +90,24 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def refuse_pipe(file: Path) -> None:
-    """Raises StateError for what is there and is no file: a pipe would be waited for."""
+    """Raise StateError for a path that is no file. A read from a pipe would wait for ever."""
     if file.exists() and not file.is_file():
         raise StateError(f"{file} is not a file")
 
 
 def seal(manifest: Mapping[str, Any]) -> str:
-    """The sha256 of the other entries."""
-    rest = {k: v for k, v in manifest.items() if k != "sha256"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+    """Return the sha256 of all entries but "sha256"."""
+    sealed = {k: v for k, v in manifest.items() if k != "sha256"}
+    return hashlib.sha256(json.dumps(sealed, sort_keys=True).encode()).hexdigest()
 
 
 def _is_manifest(manifest: Mapping[str, Any]) -> bool:
-    """Whether what `load` uses is there; a name must not lead out of the folder."""
+    """Return True if `load` finds its entries, and no file name leads out of the folder."""
     if not isinstance(manifest.get("run", ""), str):
         return False
     files = manifest.get("files")
     if files is not None:
-        # Nothing looks at the names of parts then.
+        # A sharded model's manifest. With parts beside files, the parts would go unchecked.
         return (
             "parts" not in manifest
             and isinstance(files, dict)

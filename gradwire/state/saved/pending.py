@@ -1,6 +1,6 @@
-"""A bundle's pending delivery in the saved form, and back.
+"""Conversion of a bundle's pending delivery to its saved form and back.
 
-The saved form says Everything by values None, and Rounded by indices None.
+In the saved form values None means Everything, and indices None means Rounded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,7 +49,7 @@ def unpack_pending(
     """Return the delivery for a bundle whose parameters may have other strides than when saved."""
     if packed is None:
         return None
-    device, places = bundle.buffer.device, _places(bundle, strides)
+    device, places = bundle.buffer.device, _new_places(bundle, strides)
     indices, values, rounding, masked = (
         None if (t := packed.get(name)) is None else t.to(device)
         for name in ("indices", "values", "loss", "masked")
@@ -76,20 +76,24 @@ def unpack_pending(
     )
 
 
-def _places(bundle: "Bundle", strides: Mapping[str, Sequence[int]]) -> Tensor | None:
-    """Return the place here of every place in the saved bundle, or None where all are the same."""
+def _new_places(bundle: "Bundle", strides: Mapping[str, Sequence[int]]) -> Tensor | None:
+    """Return the place in `bundle` of each place in the saved bundle, None if all are equal.
+
+    The order of a parameter's entries follows its strides, which a new model may change.
+    """
     changed = [s for s in bundle.slots if tuple(strides.get(s.name, s.stride)) != s.stride]
     if not changed:
         return None
-    here = torch.arange(bundle.size + 1, dtype=torch.int64, device=bundle.buffer.device)
-    places = here.clone()
+    numbers = torch.arange(bundle.size + 1, dtype=torch.int64, device=bundle.buffer.device)
+    places = numbers.clone()
     for slot in changed:
         saved = replace(slot, stride=tuple(strides[slot.name]))
-        bundle.view(places, saved).copy_(bundle.view(here, slot))
+        bundle.view(places, saved).copy_(bundle.view(numbers, slot))
     return places
 
 
 def _translate(indices: Tensor, places: Tensor | None) -> Tensor:
+    """Return the new places of saved indices."""
     return indices if places is None else places[indices.long()].to(indices.dtype)
 
 

@@ -1,4 +1,8 @@
-"""What one rank remembers, as plain tensors, numbers and strings, and back."""
+"""One rank's State as a dictionary of plain tensors, numbers and strings, and back.
+
+The dictionary is the part that a rank writes into a checkpoint. A State is taken over in two steps:
+`check_state` raises for any fault, then `resume` or `restore` changes the State.
+"""
 
 import hashlib
 import json
@@ -23,32 +27,36 @@ from gradwire.state.saved.pending import pack_pending, unpack_pending
 if TYPE_CHECKING:
     from gradwire.state.state import State
 
-VERSION = 1
+_VERSION = 1
+"""Version of the dictionary."""
 IN_COMMON = ("run", "config", "learning rate or flush", "shared weights", "order of parameters")
-"""What the parts of one checkpoint have in common. The order is last: it differs between shards."""
+"""Names of the things that all parts of one checkpoint have alike.
+
+The order of parameters is last, because it differs between the shards of a sharded model.
+"""
 
 
 @torch.no_grad()
-def state_dict(state: "State") -> dict[str, Any]:
-    """See `State.state_dict`.
+def pack_state(state: "State") -> dict[str, Any]:
+    """Return the value of `State.state_dict`.
 
-    "residual" holds u, from which "delivered" is still to be subtracted once it is known that the
-    optimiser took the last step, and "velocity" the momentum that is still to be masked; so a step
-    that turns out to be skipped after a resume is put back just as it would have been without it.
+    "residual" holds u, before the subtraction of "delivered". "velocity" holds the momentum before
+    masking. Both happen in the next step, once it is known if the optimiser took the last one. So
+    a step that proves skipped after a resume is put back as it would be without the resume.
     """
-    return header(state) | {
+    return pack_header(state) | {
         "residual": _by_name(state, [bundle.buffer for bundle in state.bundles]),
         "velocity": _by_name(state, [bundle.velocity for bundle in state.bundles]),
         "delivered": [pack_pending(bundle) for bundle in state.bundles],
     }
 
 
-def header(state: "State") -> dict[str, Any]:
-    """All of a state but its long vectors."""
+def pack_header(state: "State") -> dict[str, Any]:
+    """Return all of the saved form but the long vectors."""
     if not state.opened:
         raise StateError("there is nothing to save yet: the parameters are known after a step")
     return {
-        "version": VERSION,
+        "version": _VERSION,
         "run": state.identity,
         "rank": state.group.rank,
         "world_size": state.group.size,
@@ -64,35 +72,36 @@ def header(state: "State") -> dict[str, Any]:
         "config": state.config.asdict(),
         "reason": state.reason,
         "bundles": [[slot.name for slot in bundle.slots] for bundle in state.bundles],
-        # What was delivered is told by place, and the place of an entry depends on the strides.
+        # Deliveries name entries by place, and the place of an entry depends on the strides.
         "strides": {slot.name: list(slot.stride) for b in state.bundles for slot in b.slots},
-        # Methods change their memory in place.
+        # Cloned, because methods change their memory in place.
         "memory": [{k: v.clone().cpu() for k, v in b.memory.items()} for b in state.bundles],
     }
 
 
 @torch.no_grad()
-def load_state_dict(state: "State", saved: Mapping[str, Any]) -> None:
-    """See `State.load_state_dict`. Everything is checked before anything is changed."""
-    check(state, saved)
+def unpack_state(state: "State", saved: Mapping[str, Any]) -> None:
+    """Check everything, then change `state`; for `State.load_state_dict`."""
+    check_state(state, saved)
     check_rank(state, saved)
     resume(state, saved)
 
 
 def resume(state: "State", saved: Mapping[str, Any]) -> None:
-    """Take over a checked state whole, with what was delivered and is not settled yet."""
-    restore(state, saved)
+    """Take over a checked state whole, with the last delivery, which is not settled yet."""
+    state.restore(saved)
     _take_delivered(state, saved)
 
 
 def _take_delivered(state: "State", saved: Mapping[str, Any]) -> None:
+    """Give every bundle its last delivery, to be settled in the next step."""
     strides = saved.get("strides", {})
     for bundle, delivered in zip(state.bundles, saved["delivered"], strict=True):
         bundle.pending = unpack_pending(delivered, bundle, strides)
 
 
 def check_rank(state: "State", saved: Mapping[str, Any]) -> None:
-    """Raises StateError for the state of another rank, or of a run of another size."""
+    """Raise StateError for the state of another rank, or of a run of another size."""
     world = (saved["rank"], saved["world_size"])
     if world != (state.group.rank, state.group.size):
         raise StateError(
@@ -101,12 +110,12 @@ def check_rank(state: "State", saved: Mapping[str, Any]) -> None:
         )
 
 
-def check(state: "State", saved: Mapping[str, Any]) -> None:
-    """Raises StateError, naming the first thing wrong, unless `saved` belongs to this model."""
+def check_state(state: "State", saved: Mapping[str, Any]) -> None:
+    """Raise StateError, naming the first fault, unless `saved` fits this model. Change nothing."""
     check_sizes(saved)
-    if not isinstance(saved, Mapping) or saved.get("version") != VERSION:
-        found = saved.get("version") if isinstance(saved, Mapping) else type(saved).__name__
-        raise StateError(f"state version is {found!r}, this gradwire reads version {VERSION}")
+    if not isinstance(saved, Mapping) or saved.get("version") != _VERSION:
+        version = saved.get("version") if isinstance(saved, Mapping) else type(saved).__name__
+        raise StateError(f"state version is {version!r}, this gradwire reads version {_VERSION}")
     if not state.opened:
         raise StateError("load after attach, or after a step: the parameters are not known yet")
     wanted = {slot.name: slot for bundle in state.bundles for slot in bundle.slots}
@@ -129,41 +138,41 @@ def check(state: "State", saved: Mapping[str, Any]) -> None:
             f"the state has momentum, this is momentum=0: attach with "
             f"momentum={saved['config'].get('momentum')}"
         )
-    for what, tensors in (("residual", residual), ("velocity", velocity)):
+    for field, tensors in (("residual", residual), ("velocity", velocity)):
         if tensors:
-            check_tensors(what, tensors, wanted)
+            check_tensors(field, tensors, wanted)
     check_bundles(saved, wanted, state.config.dense)
     check_strides(saved.get("strides", {}), wanted)
     state.check_more(saved)
 
 
-def in_common(saved: Mapping[str, Any]) -> list[str]:
-    """Digests of what all ranks' parts say alike, in the order of IN_COMMON."""
+def common_digests(saved: Mapping[str, Any]) -> list[str]:
+    """Return a digest of each of IN_COMMON, which must be equal in all parts of a checkpoint."""
     words = [
-        json.dumps(what, sort_keys=True, default=repr)
-        for what in (
+        json.dumps(field, sort_keys=True, default=repr)
+        for field in (
             [saved.get("run"), saved["steps"]],
             dict(saved["config"]),
             [saved.get("worth"), bool(saved.get("flush"))],
-            _shared(saved.get("local", {})),
+            _shared_weights(saved.get("local", {})),
             saved["bundles"],
         )
     ]
     return [hashlib.sha256(text.encode()).hexdigest() for text in words]
 
 
-def _shared(local: Mapping[str, Any]) -> list[Any]:
-    """Return what local steps keep alike on all ranks, tensors as their sha256."""
+def _shared_weights(local: Mapping[str, Any]) -> list[Any]:
+    """Return the values that local steps keep alike on all ranks, with tensors as their sha256."""
     out: list[Any] = [local.get("inner_steps")]
-    for what in ("reference", "velocity"):
-        for name, tensor in sorted(local.get(what, {}).items()):
+    for field in ("reference", "velocity"):
+        for name, tensor in sorted(local.get(field, {}).items()):
             content = tensor.detach().contiguous().cpu().numpy().tobytes()
-            out.append([what, name, hashlib.sha256(content).hexdigest()])
+            out.append([field, name, hashlib.sha256(content).hexdigest()])
     return out
 
 
 def restore(state: "State", saved: Mapping[str, Any]) -> None:
-    """Take over bundles, residuals, memories and counters."""
+    """Take over bundles, residuals, momentum, memories and counters, but no delivery."""
     homes = {slot.name: slot for bundle in state.bundles for slot in bundle.slots}
     _take_choice(state, saved)
     state.rebundle([assign_offsets([homes[name] for name in names]) for names in saved["bundles"]])
@@ -184,7 +193,7 @@ def restore(state: "State", saved: Mapping[str, Any]) -> None:
     state.lr.rate, state.lr.factor = saved.get("worth", (0.0, 1.0))
     scale = saved.get("scale")
     state.status.scale = None if scale is None else scale.to(state.device)
-    # Before "skipped" a state said what there was to tell it from.
+    # Without "skipped", in states of older releases, the scale tells if the step was skipped.
     state.status.resume(
         bool(saved.get("skipped", saved.get("user_skip"))),
         None if "skipped" in saved else state.status.scale,
@@ -192,8 +201,7 @@ def restore(state: "State", saved: Mapping[str, Any]) -> None:
 
 
 def _take_choice(state: "State", saved: Mapping[str, Any]) -> None:
-    """What `method="auto"` had chosen, so that a resumed run goes on as the stopped one; with
-    another number of ranks it is measured anew."""
+    """Take over the config that `method="auto"` had chosen, unless the number of ranks changed."""
     if not _takes_choice(state, saved):
         return
     state.config = Config(**saved["config"])
@@ -201,12 +209,15 @@ def _take_choice(state: "State", saved: Mapping[str, Any]) -> None:
 
 
 def _takes_choice(state: "State", saved: Mapping[str, Any]) -> bool:
+    """Return True if this run has made no choice yet and the saved choice holds for it."""
+    # With another number of ranks another config may be best, so the run measures anew.
     if state.auto is None or saved["world_size"] != state.group.size:
         return False
     return bool(saved.get("reason"))
 
 
 def _check_choice(state: "State", saved: Mapping[str, Any]) -> None:
+    """Raise StateError unless the saved choice of `method="auto"` can be taken over."""
     if not isinstance(saved.get("reason", ""), str):
         raise StateError(f"the state's reason must be words, got {type(saved['reason']).__name__}")
     if _takes_choice(state, saved):
@@ -217,7 +228,7 @@ def _check_choice(state: "State", saved: Mapping[str, Any]) -> None:
 
 
 def _by_name(state: "State", vectors: Sequence[Tensor | None]) -> dict[str, Tensor]:
-    """Each parameter's part of its bundle's vector, where there is one."""
+    """Return each parameter's part of its bundle's vector; leave out bundles without a vector."""
     return {
         slot.name: bundle.view(vector, slot).clone().cpu()
         for bundle, vector in zip(state.bundles, vectors, strict=True)
@@ -227,6 +238,7 @@ def _by_name(state: "State", vectors: Sequence[Tensor | None]) -> dict[str, Tens
 
 
 def _counts_now(state: "State") -> dict[str, int]:
+    """Return the counts that live outside `state._counts` during a run."""
     return {
         "sent": state.entries_sent(),
         "skipped": int(state.status.count),
@@ -236,7 +248,9 @@ def _counts_now(state: "State") -> dict[str, int]:
 
 
 def settle_saved(state: "State", saved: dict[str, Any]) -> None:
-    """Subtract what a part has delivered, in place of the step that would have done it."""
+    """Settle the last step of a part, in `saved`, as the next step would have done."""
+    # The live State serves as the workbench: only a Bundle can lay out, mask and settle a part.
+    # Nothing of the part stays, because `State.restore` puts the mean of all parts in its place.
     restore(state, saved)
     _take_delivered(state, saved)
     skipped = state.was_skipped()

@@ -1,13 +1,13 @@
-"""Saving and loading what the replicas of a sharded model remember.
+"""Checkpoints of a sharded model, as folders of torch.distributed.checkpoint.
 
-The format is torch.distributed.checkpoint's, with a DTensor a parameter:
+A folder holds these entries:
 
-    gradwire.replica<r>.residual.<parameter>     what replica r keeps (velocity likewise)
-    gradwire.replica<r>.shard<s>                 the short rest of one rank, as bytes
+    gradwire.replica<r>.residual.<parameter>     residual of replica r, a DTensor
+    gradwire.replica<r>.velocity.<parameter>     its momentum, likewise
+    gradwire.replica<r>.shard<s>                 header of one rank, as bytes: no long vectors
 
-Beside torch's files `gradwire.save` writes gradwire.json, with the sha256 of each of them.
-
-Replicas keep different residuals: without the replica in the key, one would be saved for all.
+The replica is in the key because replicas keep different residuals. Under one key torch would save
+one residual for all. `gradwire.save` adds gradwire.json, with the sha256 of each of torch's files.
 """
 
 import contextlib
@@ -33,8 +33,15 @@ from gradwire.ranks.group import uncounted
 from gradwire.ranks.together import gather_words
 from gradwire.state.saved import plain
 from gradwire.state.saved.check import check_sizes
-from gradwire.state.saved.dcp_reader import FILE, METADATA, Reader, Writer, innermost, read
-from gradwire.state.saved.files import replace
+from gradwire.state.saved.dcp_reader import (
+    FILE,
+    METADATA,
+    Reader,
+    Writer,
+    innermost,
+    read_into,
+)
+from gradwire.state.saved.files import replace_file
 from gradwire.state.saved.manifest import (
     MANIFEST,
     adopt_identity,
@@ -50,21 +57,22 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gradwire")
 
-TOP = "gradwire"
-VECTORS = ("residual", "velocity")
+_TOP = "gradwire"
+_VECTORS = ("residual", "velocity")
 
 
 @torch.no_grad()
 def state_dict(wire: "ShardedWire", guarded: bool = False) -> dict[str, Any]:
-    """See `ShardedWire.state_dict`. The last step is settled: it can be skipped no more.
+    """Return the value of `ShardedWire.state_dict`, with the last step settled.
 
-    guarded: whether a manifest will be written beside it, without which it is then not read.
+    After a resume that step cannot be skipped any more. guarded: True if a manifest is written
+    too. Then `load` refuses the folder without its manifest.
     """
     skipped = wire.was_skipped()
     part: dict[str, Any] = {"residual": _tensors(wire, [b.residual(skipped) for b in wire.bundles])}
     if wire.config.momentum:
         part["velocity"] = _tensors(wire, [b.momentum(skipped) for b in wire.bundles])
-    rest = plain.header(wire) | {
+    header = plain.pack_header(wire) | {
         "skipped": False,
         "user_skip": False,
         "delivered": [None] * len(wire.bundles),
@@ -72,14 +80,14 @@ def state_dict(wire: "ShardedWire", guarded: bool = False) -> dict[str, Any]:
         "shard": [wire.shard, wire.shards],
         "guarded": guarded,
     }
-    rest["counts"]["skipped"] += int(skipped)
+    header["counts"]["skipped"] += int(skipped)
     content = io.BytesIO()
-    torch.save(rest, content)
+    torch.save(header, content)
     return {f"replica{wire.group.rank}": part | {f"shard{wire.shard}": content.getvalue()}}
 
 
 def load_state_dict(wire: "ShardedWire", saved: Mapping[str, Any]) -> None:
-    """See `ShardedWire.load_state_dict`."""
+    """Check everything, then change `wire`; for `ShardedWire.load_state_dict`."""
     replica, shard = f"replica{wire.group.rank}", f"shard{wire.shard}"
     part = saved.get(replica, {}) if isinstance(saved, Mapping) else {}
     if shard not in part:
@@ -87,19 +95,19 @@ def load_state_dict(wire: "ShardedWire", saved: Mapping[str, Any]) -> None:
             f"the state has no {replica}, {shard}; with another number of replicas or shards use "
             f"gradwire.load(wire, folder)"
         )
-    rest = _plain(part[shard])
-    _check_place(rest, wire.group.rank, wire.group.size, wire.shard, wire.shards)
-    plain.restore(wire, _checked(wire, part, rest))
+    header = _parse_header(part[shard])
+    _check_place(header, wire.group.rank, wire.group.size, wire.shard, wire.shards)
+    plain.restore(wire, _checked(wire, part, header))
 
 
-def save(wire: Any, path: Path) -> None:
-    """See `gradwire.save`. A collective call of all replicas and shards.
+def save(wire: "ShardedWire", path: Path) -> None:
+    """Save as `gradwire.save` does. A collective call of all replicas and shards.
 
-    Files have new names, and those of the last checkpoint go when this one is whole.
+    Files have new names. The files of the last checkpoint go when the new one is whole.
     """
     _agree(wire, "save")
     adopt_identity(wire, _groups(wire))
-    token = _everywhere(wire, secrets.token_hex(4))[0]
+    token = _gather_all(wire, secrets.token_hex(4))[0]
     failure: Exception | None = None
     content: dict[str, Any] = {}
     old: dict[str, bytes] = {}
@@ -111,7 +119,7 @@ def save(wire: Any, path: Path) -> None:
         old = {file.name: file.read_bytes() for file in files}
     except GradwireError as error:
         failure = error
-    except Exception as error:  # of whatever kind: the others wait
+    except Exception as error:  # any kind, because the other ranks wait for this one
         failure = _refusal(path, error)
     _raise_together(wire, failure, ExchangeError)
     try:
@@ -121,48 +129,48 @@ def save(wire: Any, path: Path) -> None:
         raise
 
 
-def _write(wire: Any, path: Path, token: str, content: dict[str, Any]) -> None:
+def _write(wire: "ShardedWire", path: Path, token: str, content: dict[str, Any]) -> None:
+    """Write all files, then the manifest, then delete the old files. A collective call."""
     failure: Exception | None = None
     digests: dict[str, str] = {}
-    named = _named(path)
+    old_files = _manifest_files(path)
     try:
         with warnings.catch_warnings():
-            # torch's warning of files that it would overwrite: these have new names.
+            # torch warns that it may overwrite files, but the new files have new names.
             warnings.filterwarnings("ignore", message="Detected an existing checkpoint")
-            dcp.save({TOP: content}, storage_writer=Writer(path, token))
+            dcp.save({_TOP: content}, storage_writer=Writer(path, token))
         digests = _digests(path, token)
     except (Exception, dcp.CheckpointException) as error:
         failure = _refusal(path, innermost(error))
     _raise_together(wire, failure, ExchangeError)
-    every = _everywhere(wire, digests)
-    files = {name: digest for found in every for name, digest in found.items()}
+    files = {name: value for part in _gather_all(wire, digests) for name, value in part.items()}
     if dist.get_rank() == 0:
         try:
             write_manifest(path, {"steps": wire.steps, "run": wire.identity, "files": files})
         except Exception as error:
             failure = _refusal(path / MANIFEST, error)
     _raise_together(wire, failure, ExchangeError)
-    for name in named - files.keys():
+    for name in old_files - files.keys():
         with contextlib.suppress(OSError):
             (path / name).unlink()
 
 
 def _take_back(path: Path, token: str, old: Mapping[str, bytes]) -> None:
-    """Delete what a save has written that failed, and put back what it has replaced."""
+    """Undo a save that failed: delete its files, and put back the `old` files that it replaced."""
     rank = dist.get_rank()
     left = list(path.glob(f"__{rank}_{token}_*"))
     if rank == 0:
         left += [path / f"{METADATA}.tmp", *(path / n for n in {METADATA, MANIFEST} - old.keys())]
         for name, content in old.items():
             with contextlib.suppress(OSError):
-                replace(path / name, operator.methodcaller("write", content))
+                replace_file(path / name, operator.methodcaller("write", content))
     for file in left:
         with contextlib.suppress(OSError):
             file.unlink()
 
 
-def _named(path: Path) -> set[str]:
-    """The files of the checkpoint that is in the folder."""
+def _manifest_files(path: Path) -> set[str]:
+    """Return the data files of the checkpoint that the folder holds now."""
     try:
         files = read_manifest(path).get("files", {})
     except (StateError, OSError):
@@ -176,7 +184,7 @@ def _refusal(path: Path, error: BaseException) -> ExchangeError:
 
 
 def _digests(path: Path, token: str) -> dict[str, str]:
-    """The sha256 of every file that this rank has written."""
+    """Return the sha256 of every file that this rank has written."""
     rank = dist.get_rank()
     files = [*path.glob(f"__{rank}_{token}_*.distcp"), *([path / METADATA] if rank == 0 else [])]
     out = {}
@@ -187,127 +195,138 @@ def _digests(path: Path, token: str) -> dict[str, str]:
 
 
 @torch.no_grad()
-def load(wire: Any, path: Path) -> None:
-    """See `gradwire.load`. Finds the wire's part also in a checkpoint that holds more.
+def load(wire: "ShardedWire", path: Path) -> None:
+    """Load as `gradwire.load` does, also from a checkpoint with entries of others.
 
-    Everything is read and checked before anything is changed; what is wrong on one rank is an
-    error on all.
+    Everything is read and checked before anything is changed. A fault on one rank is an error on
+    every rank.
     """
     _agree(wire, "load")
     failure: GradwireError | None = None
-    seal, run, ready, shared = "", "", {}, [""]
+    seal, run, ready, digests = "", "", {}, [""]
     try:
-        saved = Saved(path)
+        saved = _SavedFolder(path)
         seal, run = saved.seal, saved.run
         ready = _checked(wire, *_part_of(saved, wire), same=saved.shards == wire.shards)
-        shared = plain.in_common(ready)
+        digests = plain.common_digests(ready)
     except GradwireError as error:
         failure = error
     except OSError as error:
         failure = StateError(f"{error.filename or path} cannot be read: {error.strerror}")
-    except Exception as error:  # of whatever kind: the others wait
+    except Exception as error:  # any kind, because the other ranks wait for this one
         failure = StateError(f"{path} cannot be read: {one_line(error)}")
         failure.__cause__ = error
     _raise_together(wire, failure, StateError)
-    _compare(wire, path, seal, shared)
+    _compare(wire, path, seal, digests)
     plain.restore(wire, ready)
     note_identity(wire, run)
 
 
-def _compare(wire: Any, path: Path, seal: str, shared: list[str]) -> None:
-    """Raises on every rank unless all have read the same manifest and parts that fit together."""
-    rows = _everywhere(wire, [seal, *shared])
+def _compare(wire: "ShardedWire", path: Path, seal: str, digests: list[str]) -> None:
+    """Raise on every rank unless all have read the same manifest and parts that fit together."""
+    rows = _gather_all(wire, [seal, *digests])
     size = wire.group.size
     for place, row in enumerate(rows):
-        # Shards differ in their bundles: a small parameter is on one of them only.
+        # Only replicas of one shard have the same bundles: a small parameter lies on one shard.
         fits = row[:-1] == rows[0][:-1] and row[-1] == rows[place // size * size][-1]
         if not fits:
             raise StateError(f"{path}: ranks hold different checkpoints. Copy one to all.")
 
 
-def _part_of(saved: "Saved", wire: Any) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-    """This rank's shard of the vectors, the mean over replicas where their number differs."""
-    saved.check(wire)
+def _part_of(
+    saved: "_SavedFolder", wire: "ShardedWire"
+) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+    """Return this rank's shard of the vectors, and a header.
+
+    When the number of replicas has changed, return the mean over all saved replicas.
+    """
+    saved.check_parameters(wire)
     replicas = range(saved.replicas)
     if saved.replicas == wire.group.size:
         replicas = range(wire.group.rank, wire.group.rank + 1)
     part: dict[str, dict[str, Tensor]] = {}
-    rest: dict[str, Any] = {}
+    first: dict[str, Any] = {}
     for replica in replicas:
-        vectors, content = saved.read(wire, replica)
-        other = _plain(content)
-        saved.check_rest(wire, replica, other)
-        rest = rest or other
-        for what, tensors in vectors.items():
-            total = part.setdefault(what, {})
+        vectors, content = saved.read_replica(wire, replica)
+        header = _parse_header(content)
+        saved.check_header(wire, replica, header)
+        first = first or header
+        for field, tensors in vectors.items():
+            total = part.setdefault(field, {})
             for name, tensor in tensors.items():
                 share = tensor if len(replicas) == 1 else tensor.double() / len(replicas)
                 total[name] = total[name] + share if name in total else share
-    return part, rest
+    return part, first
 
 
-def _groups(wire: Any) -> list[Any]:
-    """The replicas of this rank's shard, then the shards of this rank's replica."""
-    return [wire.group, wire.engine.shards]
+def _groups(wire: "ShardedWire") -> list[Any]:
+    """Return the replicas of this rank's shard, then the shards of this rank's replica."""
+    return [wire.group, wire.engine.shard_ranks]
 
 
-def _agree(wire: Any, what: str) -> None:
+def _agree(wire: "ShardedWire", operation: str) -> None:
+    """Raise on every rank unless all run `operation`. Before a load the steps may differ."""
     for group in _groups(wire):
         with uncounted(group):
-            group.agree(what, steps=wire.steps if what == "save" else 0)
+            group.agree(operation, steps=wire.steps if operation == "save" else 0)
 
 
-def _everywhere(wire: Any, value: Any) -> list[Any]:
-    """`value` of every rank. A collective call."""
+def _gather_all(wire: "ShardedWire", value: Any) -> list[Any]:
+    """Return `value` of every rank: of all replicas of shard 0, then of shard 1, and so on.
+
+    A collective call.
+    """
     replicas, shards = _groups(wire)
     with uncounted(replicas):
-        mine = gather_words(replicas, value, wire.device)
-    return [one for row in gather_words(shards, mine, wire.device) for one in row]
+        column = gather_words(replicas, value, wire.device)
+    return [word for row in gather_words(shards, column, wire.device) for word in row]
 
 
-def _raise_together(wire: Any, failure: Exception | None, kind: type[GradwireError]) -> None:
-    """Raises on every rank when one of them failed.
+def _raise_together(
+    wire: "ShardedWire", failure: Exception | None, kind: type[GradwireError]
+) -> None:
+    """Raise on every rank when one of them failed.
 
-    A rank that failed raises its own error; the others a `kind` that names the first such rank.
+    A rank that failed raises its own error. The others raise a `kind` with the first failure.
     """
     words = "" if failure is None else f"rank {dist.get_rank()}: {failure}"
-    first = next((said for said in _everywhere(wire, words) if said), None)
+    first = next((text for text in _gather_all(wire, words) if text), None)
     if first is not None:
         raise failure or kind(first)
 
 
-class Saved:
-    """What a checkpoint folder holds for a wire."""
+class _SavedFolder:
+    """The entries of one sharded wire in a checkpoint folder, which may hold others too."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._manifest = manifest = _manifest(path)
+        self._manifest = manifest = _read_manifest(path)
         self._digests = manifest.get("files", {})
         self.seal, self.run = manifest.get("sha256", ""), manifest.get("run", "")
         metadata = Reader(path, self._digests).read_metadata()
         self._entries = metadata.state_dict_metadata
         pattern = re.compile(r"(.*\.)replica(\d+)\.shard(\d+)")
-        found = [m.groups() for m in map(pattern.fullmatch, self._entries) if m]
-        prefixes = {prefix for prefix, _, _ in found}
+        headers = [m.groups() for m in map(pattern.fullmatch, self._entries) if m]
+        prefixes = {prefix for prefix, _, _ in headers}
         if len(prefixes) != 1:
             raise StateError(f"{path} holds {len(prefixes)} states of a sharded wire, expected 1")
         self._prefix = prefixes.pop()
-        self.replicas = 1 + max(int(replica) for _, replica, _ in found)
-        self.shards = 1 + max(int(shard) for _, _, shard in found)
-        if self.replicas * self.shards != len(found):
+        self.replicas = 1 + max(int(replica) for _, replica, _ in headers)
+        self.shards = 1 + max(int(shard) for _, _, shard in headers)
+        if self.replicas * self.shards != len(headers):
             raise StateError(
-                f"{path} holds {len(found)} of {self.replicas * self.shards} ranks' parts: copy "
+                f"{path} holds {len(headers)} of {self.replicas * self.shards} ranks' parts: copy "
                 f"every file into the folder"
             )
 
-    def check(self, wire: Any) -> None:
-        """Raises StateError unless the parameters are those of this model."""
+    def check_parameters(self, wire: "ShardedWire") -> None:
+        """Raise StateError unless names and sizes of the parameters are this model's."""
         start = f"{self._prefix}replica0.residual."
         entries: Mapping[str, Any] = self._entries
         sizes = {k[len(start) :]: e.size for k, e in entries.items() if k.startswith(start)}
-        wanted = {p.name: shard(p.parameter).size() for u in wire.units for p in u.places}
-        if odd := sorted(sizes.keys() ^ wanted.keys()):
-            raise StateError(f"{self._path} and this model differ in parameters: {odd[:3]}")
+        wanted = {p.name: shard(p.parameter).size() for u in wire.units for p in u.shard_slots}
+        if names := sorted(sizes.keys() ^ wanted.keys()):
+            raise StateError(f"{self._path} and this model differ in parameters: {names[:3]}")
         for name, size in wanted.items():
             if sizes[name] != size:
                 raise StateError(
@@ -315,43 +334,48 @@ class Saved:
                     f"{tuple(size)}"
                 )
 
-    def check_rest(self, wire: Any, replica: int, rest: Mapping[str, Any]) -> None:
-        """Raises StateError unless what one rank says of itself is what the folder says of it."""
-        if not self._manifest and rest.get("guarded"):
+    def check_header(self, wire: "ShardedWire", replica: int, header: Mapping[str, Any]) -> None:
+        """Raise StateError unless a rank's header agrees with the manifest and the rank's place."""
+        if not self._manifest and header.get("guarded"):
             raise StateError(
                 f"{self._path} holds no checkpoint: {MANIFEST} is not there. Copy every file into "
                 f"the folder"
             )
         for field in self._manifest.keys() & {"run", "steps"}:
-            if rest.get(field) != self._manifest[field]:
+            if header.get(field) != self._manifest[field]:
                 raise StateError(
-                    f"{self._path}: the {field} of replica {replica} is {rest.get(field)!r:.40}, "
+                    f"{self._path}: the {field} of replica {replica} is {header.get(field)!r:.40}, "
                     f"that of {MANIFEST} {self._manifest[field]!r:.40}: it is of another checkpoint"
                 )
         shard = wire.shard if self.shards == wire.shards else 0
-        _check_place(rest, replica, self.replicas, shard, self.shards)
+        _check_place(header, replica, self.replicas, shard, self.shards)
 
-    def read(self, wire: Any, replica: int) -> tuple[dict[str, dict[str, Tensor]], bytes]:
-        """This rank's shard of one replica's vectors, and the rest of one rank of it."""
-        where = f"{self._prefix}replica{replica}"
-        shard = f"{where}.shard{wire.shard if self.shards == wire.shards else 0}"
-        names = [p.name for unit in wire.units for p in unit.places]
+    def read_replica(
+        self, wire: "ShardedWire", replica: int
+    ) -> tuple[dict[str, dict[str, Tensor]], bytes]:
+        """Return this rank's shard of one replica's vectors, and the header of a rank of it.
+
+        When the number of shards has changed, the header is that of shard 0.
+        """
+        prefix = f"{self._prefix}replica{replica}"
+        shard = f"{prefix}.shard{wire.shard if self.shards == wire.shards else 0}"
+        names = [p.name for unit in wire.units for p in unit.shard_slots]
         flat: dict[str, Any] = {
-            f"{where}.{what}.{name}": tensor
-            for what in VECTORS
-            if f"{where}.{what}.{names[0]}" in self._entries
+            f"{prefix}.{field}.{name}": tensor
+            for field in _VECTORS
+            if f"{prefix}.{field}.{names[0]}" in self._entries
             for name, tensor in _tensors(wire, None).items()
         }
-        found = read(self._path, self._digests, flat | {shard: b""})
+        filled = read_into(self._path, self._digests, flat | {shard: b""})
         local: dict[str, dict[str, Tensor]] = {}
         for key in flat:
-            what, name = key[len(where) + 1 :].split(".", 1)
-            local.setdefault(what, {})[name] = found[key].to_local()
-        return local, found[shard]
+            field, name = key[len(prefix) + 1 :].split(".", 1)
+            local.setdefault(field, {})[name] = filled[key].to_local()
+        return local, filled[shard]
 
 
-def _manifest(path: Path) -> dict[str, Any]:
-    """What gradwire wrote beside the folder's own files; nothing where somebody else wrote it."""
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """Return the folder's manifest, {} if the folder was written without gradwire.save."""
     if (path / MANIFEST).exists() or not (path / METADATA).exists():
         manifest = read_manifest(path)
         files = manifest.get("files")
@@ -363,10 +387,13 @@ def _manifest(path: Path) -> dict[str, Any]:
 
 
 def _tensors(wire: "ShardedWire", vectors: list[Tensor] | None) -> dict[str, DTensor]:
-    """Each parameter's part of its bundle's vector, sharded as the parameter is; zeros for None."""
+    """Return each parameter's part of its bundle's vector as a DTensor sharded like the parameter.
+
+    vectors: one per bundle; None stands for zeros.
+    """
     out = {}
     for unit in wire.units:
-        for place in unit.places:
+        for place in unit.shard_slots:
             like = shard(place.parameter)
             local = torch.zeros(
                 shard_size(place.parameter), dtype=torch.float32, device=wire.device
@@ -385,50 +412,51 @@ def _tensors(wire: "ShardedWire", vectors: list[Tensor] | None) -> dict[str, DTe
     return out
 
 
-def _plain(content: Any) -> dict[str, Any]:
-    """The short rest of one rank."""
+def _parse_header(content: Any) -> dict[str, Any]:
+    """Return the header of one rank, which is read without running a pickle."""
     try:
-        rest = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        header = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many kinds
         raise StateError(f"the state of one rank is damaged: {one_line(error)}") from error
-    if not isinstance(rest, dict):
-        raise StateError(f"the state of one rank is a {type(rest).__name__}, not a dictionary")
-    check_sizes(rest)
-    return rest
+    if not isinstance(header, dict):
+        raise StateError(f"the state of one rank is a {type(header).__name__}, not a dictionary")
+    check_sizes(header)
+    return header
 
 
 def _check_place(
-    rest: Mapping[str, Any], replica: int, replicas: int, shard: int, shards: int
+    header: Mapping[str, Any], replica: int, replicas: int, shard: int, shards: int
 ) -> None:
-    """Raises StateError for the state of another rank. The last release did not note the shard."""
-    found = [rest.get("rank"), rest.get("world_size"), rest.get("shard", [shard, shards])]
-    if found != [replica, replicas, [shard, shards]]:
+    """Raise StateError if a header is of another rank."""
+    # The last release did not save the shard.
+    place = [header.get("rank"), header.get("world_size"), header.get("shard", [shard, shards])]
+    if place != [replica, replicas, [shard, shards]]:
         raise StateError(
-            f"what should be of replica {replica}, shard {shard} is of replica {found[0]!r:.20}, "
-            f"shard {found[2]!r:.20}: copy the files again"
+            f"what should be of replica {replica}, shard {shard} is of replica {place[0]!r:.20}, "
+            f"shard {place[2]!r:.20}: copy the files again"
         )
 
 
 def _checked(
     wire: "ShardedWire", part: Mapping[str, Any], saved: dict[str, Any], same: bool = True
 ) -> dict[str, Any]:
-    """The state in `part` and `saved`, ready to be restored; raises StateError for another model's.
+    """Return the state in `part` and the header `saved`, ready for `restore`.
 
-    same: whether the number of shards is the one it was saved with.
+    Raise StateError unless it fits this model. same: True if the number of shards has not changed.
     """
     if not same:
-        # What methods remember belongs to a shard of the old size: they begin anew.
+        # A method's memory belongs to a shard of the old size, so methods begin anew.
         log.info("another number of shards: the methods' memories begin anew")
         saved["bundles"] = [[slot.name for slot in b.slots] for b in wire.bundles]
         saved["memory"] = [{} for _ in wire.bundles]
         saved["delivered"] = [None for _ in wire.bundles]
-    for what in VECTORS:
-        found = part.get(what, {})
-        if not isinstance(found, Mapping) or not all(map(_is_tensor, found.values())):
-            raise StateError(f"the state's {what} must be tensors by name")
-        tensors = {name: _local(tensor).float() for name, tensor in found.items()}
-        saved[what] = {name: tensor for name, tensor in tensors.items() if tensor.numel()}
-    plain.check(wire, saved)
+    for field in _VECTORS:
+        vectors = part.get(field, {})
+        if not isinstance(vectors, Mapping) or not all(map(_is_tensor, vectors.values())):
+            raise StateError(f"the state's {field} must be tensors by name")
+        tensors = {name: _local(tensor).float() for name, tensor in vectors.items()}
+        saved[field] = {name: tensor for name, tensor in tensors.items() if tensor.numel()}
+    plain.check_state(wire, saved)
     for names in saved["bundles"]:
         if len({wire.home(name)[1].unit for name in names}) > 1:
             raise StateError(

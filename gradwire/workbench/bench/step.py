@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from gradwire.errors import ConfigError
 from gradwire.plan.measure import measure_link
-from gradwire.ranks.group import DistributedGroup
+from gradwire.ranks.distributed import DistributedGroup
 from gradwire.workbench.bench.alone import time_alone
 from gradwire.workbench.bench.contender import Contender, Task
 from gradwire.workbench.bench.job import Job

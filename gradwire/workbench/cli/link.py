@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from gradwire.plan.measure import measure_link, node_count
 from gradwire.plan.network import GOODPUT
-from gradwire.ranks.group import DistributedGroup
+from gradwire.ranks.distributed import DistributedGroup
 from gradwire.workbench.train.worker import Worker
 
 _SIZES = (4, 4_096, 262_144, 4_194_304, 33_554_432)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from gradwire.config import Config
 from gradwire.errors import ConfigError, ExchangeError, GradwireError, one_line
 from gradwire.plan.rate import show_rate
-from gradwire.ranks.group import DistributedGroup
+from gradwire.ranks.distributed import DistributedGroup
 from gradwire.ranks.together import gather_words
 from gradwire.registry import parse_options
 from gradwire.version import __version__

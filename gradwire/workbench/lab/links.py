@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.ranks.group import DistributedGroup
+from gradwire.ranks.distributed import DistributedGroup
 from gradwire.ranks.together import gather_words
 
 PINGS = 8

@@ -5,7 +5,7 @@ from html import escape
 from pathlib import Path
 
 from gradwire.errors import ConfigError, unknown
-from gradwire.state.saved.files import replace
+from gradwire.state.saved.files import replace_file
 from gradwire.workbench.report.chart import render_svg
 from gradwire.workbench.report.page import html_document, html_figures, html_table
 from gradwire.workbench.study import STUDIES
@@ -38,7 +38,7 @@ def write_studies(out: Path) -> Path:
     )
     html = html_document("gradwire studies", body, SPACE)
     with writing(out / REPORT):
-        replace(out / REPORT, lambda file: file.write(html.encode(errors="xmlcharrefreplace")))
+        replace_file(out / REPORT, lambda file: file.write(html.encode(errors="xmlcharrefreplace")))
     return out / REPORT
 
 

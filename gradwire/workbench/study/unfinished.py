@@ -69,7 +69,7 @@ class UnfinishedRun:
         content = {"rows": json.dumps(rows), "trainer": trainer.state_dict()}
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            files.replace(self._path, lambda out: torch.save(content, out))
+            files.replace_file(self._path, lambda out: torch.save(content, out))
         except OSError as error:
             self._tell(f"{self._path} cannot be written: {error.strerror}")
         self._saved = time.monotonic()

@@ -20,9 +20,9 @@ import torch
 
 import gradwire
 from gradwire.errors import ExchangeError, GradwireError, StateError, one_line
-from gradwire.ranks.group import DistributedGroup
+from gradwire.ranks.distributed import DistributedGroup
 from gradwire.ranks.together import gather_words, raise_together
-from gradwire.state.saved.files import replace
+from gradwire.state.saved.files import replace_file
 from gradwire.workbench.train.folder import CHECKPOINT, SAVED
 from gradwire.workbench.train.worker import Worker
 
@@ -80,7 +80,7 @@ def save(folder: Path, worker: Worker, position: Position, replica: "Replica") -
             "wire": wires,
         }
         try:
-            replace(target / TRAINER, lambda out: _write(content, out))
+            replace_file(target / TRAINER, lambda out: _write(content, out))
         except OSError as error:
             failure = f"{target / TRAINER} could not be written: {error.strerror}"
         else:
@@ -103,7 +103,7 @@ def _note_step(folder: Path, step: int) -> None:
     """Write the step beside the checkpoint, to notice later that a checkpoint is gone."""
     text = json.dumps({"step": step}).encode() + b"\n"
     with contextlib.suppress(OSError):
-        replace(folder / SAVED, lambda out: out.write(text))
+        replace_file(folder / SAVED, lambda out: out.write(text))
 
 
 def exists(folder: Path) -> bool:

@@ -6,11 +6,11 @@ import hashlib
 import pytest
 import torch
 
-from gradwire.state.saved.files import replace
+from gradwire.state.saved.files import replace_file
 
 
 class Full:
-    """What a disk does that becomes full."""
+    """A file on a disk that becomes full after `room` bytes."""
 
     def __init__(self, room):
         self.room = room
@@ -23,7 +23,7 @@ class Full:
 
 
 def test_the_file_is_there_and_its_digest_is_right(tmp_path):
-    digest = replace(tmp_path / "a", lambda out: out.write(b"words"))
+    digest = replace_file(tmp_path / "a", lambda out: out.write(b"words"))
     assert (tmp_path / "a").read_bytes() == b"words"
     assert digest == hashlib.sha256(b"words").digest()
 
@@ -37,7 +37,7 @@ def test_a_full_disk_leaves_the_old_file_and_says_so(tmp_path, room):
         torch.save(torch.zeros(1000), Full(room))
 
     with pytest.raises(OSError, match="No space left on device"):
-        replace(tmp_path / "a", fill)
+        replace_file(tmp_path / "a", fill)
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     assert (tmp_path / "a").read_bytes() == b"old"
 
@@ -47,5 +47,5 @@ def test_another_error_stays_what_it_is(tmp_path):
         raise ZeroDivisionError("a bug")
 
     with pytest.raises(ZeroDivisionError):
-        replace(tmp_path / "a", fill)
+        replace_file(tmp_path / "a", fill)
     assert not list(tmp_path.iterdir())

@@ -235,7 +235,7 @@ def attempt(made, path):
 
 
 def outcomes(rank, folder):
-    """What every case says, and whether model, optimiser and residuals are as before."""
+    """Return every case's error, and True if model, optimiser and residuals are as before."""
     out = {}
     mine = made(rank, 4)
     for name, (change, _) in FORGED.items():

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from gradwire.errors import StateError
-from gradwire.state.saved.dcp_reader import METADATA, read, read_metadata
+from gradwire.state.saved.dcp_reader import METADATA, read_into, read_metadata
 from tests.state.saved import forge
 
 FILE = Path("folder/.metadata")
@@ -45,7 +45,7 @@ def refused(content):
 
 def test_torchs_own_folder_is_read(folder):
     into = {"w": torch.zeros(3, 4), "steps": torch.tensor(0), "text": b""}
-    found = read(folder, {}, into)
+    found = read_into(folder, {}, into)
     assert torch.equal(found["w"], torch.arange(12.0).view(3, 4))
     assert (int(found["steps"]), found["text"]) == (3, b"hello")
 
@@ -209,7 +209,7 @@ def test_a_cut_or_flipped_folder_never_breaks_out(folder):
 def test_a_place_behind_the_end_of_its_file_is_refused(folder):
     forge.change_metadata(folder, _place(length=2**62))
     with pytest.raises(StateError, match=r"__0_0\.distcp is damaged: it is cut off"):
-        read(folder, {}, {"w": torch.zeros(3, 4)})
+        read_into(folder, {}, {"w": torch.zeros(3, 4)})
 
 
 def test_bytes_and_tensors_are_not_run_either(folder, tmp_path):
@@ -219,7 +219,7 @@ def test_bytes_and_tensors_are_not_run_either(folder, tmp_path):
             other = forge.copied(folder, tmp_path / f"{name}{len(content)}")
             forge.replace_entry(other, name, content)
             with pytest.raises(StateError, match="cannot be read") as error:
-                read(other, {}, {name: into})
+                read_into(other, {}, {name: into})
             assert "\n" not in str(error.value)
             assert not marker.exists()
     torch.load(io.BytesIO(forge.bytes_of(forge.Bomb(marker))), weights_only=False)

@@ -48,7 +48,7 @@ def same(found, wanted):
 
 
 def loaded(rank, folder):
-    """What every checkpoint holds, and whether it can be gone on with and saved anew."""
+    """Return every checkpoint's content, and True if a run can go on from it and save it anew."""
     wanted = json.loads((OLD / f"rank{rank}.json").read_text())
     out, warned = {}, []
     handler = logging.Handler()

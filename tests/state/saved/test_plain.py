@@ -14,7 +14,7 @@ import gradwire
 from gradwire.errors import ConfigError, GradwireError, StateError
 from gradwire.state.saved import folder as checkpoint
 from gradwire.state.saved.manifest import MANIFEST
-from tests.integrate import sharded_models
+from tests.integrate.fsdp import models as sharded_models
 from tests.integrate.models import train as _train
 from tests.state.saved import forge
 
@@ -305,7 +305,7 @@ def failing(rank, folder):
     ddp, wire = trained(rank, 2)
     gradwire.save(wire, path)
     before, kept = forge.tree(path), everything(wire)
-    usual = checkpoint.replace, os.replace, checkpoint.write_manifest
+    usual = checkpoint.replace_file, os.replace, checkpoint.write_manifest
     dist.barrier()
 
     def directory(source, target):
@@ -316,13 +316,13 @@ def failing(rank, folder):
     for turn, way in enumerate(("disk", "disk", "directory", "manifest", "manifest")):
         _train(ddp, rank, 1, start=20 + turn)
         if way == "disk" and rank == 1:
-            checkpoint.replace = _full
+            checkpoint.replace_file = _full
         if way == "directory" and rank == 1:
             os.replace = directory
         if way == "manifest":
             checkpoint.write_manifest = _full
         said = attempt_save(wire, path)
-        checkpoint.replace, os.replace, checkpoint.write_manifest = usual
+        checkpoint.replace_file, os.replace, checkpoint.write_manifest = usual
         dist.barrier()
         out[f"{way} {turn}"] = (*said, forge.tree(path) == before)
         dist.barrier()

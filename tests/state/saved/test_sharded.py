@@ -13,9 +13,9 @@ import torch.distributed.checkpoint as dcp
 import gradwire
 from gradwire.errors import ExchangeError, GradwireError, StateError
 from gradwire.state.saved.dcp_reader import METADATA
-from gradwire.state.saved.files import replace
+from gradwire.state.saved.files import replace_file
 from gradwire.state.saved.manifest import MANIFEST
-from tests.integrate import sharded_models as models
+from tests.integrate.fsdp import models
 from tests.state.saved import forge
 
 REST = "replica1.shard0"
@@ -194,7 +194,7 @@ GUARDED = {**DAMAGED, **FORGED}
 
 
 def outcomes(rank, folder, base, cases):
-    """What every case says, whether all is as before, how long it took, and what had run."""
+    """Return every case's error, True if all is as before, the seconds, and programs that ran."""
     _, wire = trained(1, start=50)
     out = {}
     for name in cases:
@@ -395,7 +395,7 @@ def first_fails(rank, folder):
 
     _, wire = trained(1)
     usual = sharded.write_manifest
-    sharded.write_manifest = lambda *args: replace(Path("/nowhere/x"), print)
+    sharded.write_manifest = lambda *args: replace_file(Path("/nowhere/x"), print)
     try:
         gradwire.save(wire, folder)
     except ExchangeError as error:

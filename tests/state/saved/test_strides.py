@@ -44,7 +44,7 @@ def train(ddp, rank, steps, leaves_out):
 
 
 def kept(wire, skipped):
-    """What the next step finds, where the last one was skipped and where it was taken."""
+    """Return the residuals that the next step finds, after a skipped step and after a taken one."""
     if skipped:
         wire.skip_step()
     names = [slot.name for slot in wire.slots]

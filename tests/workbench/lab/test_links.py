@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gradwire.ranks.group import DistributedGroup
+from gradwire.ranks.distributed import DistributedGroup
 from gradwire.workbench.lab.links import (
     LEAST,
     MOST,

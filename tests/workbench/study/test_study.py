@@ -121,7 +121,7 @@ def test_pictures_and_report_say_so_too_when_the_disk_is_full(tmp_path, monkeypa
     def full(*args, **kw):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("gradwire.workbench.report.studies.replace", full)
+    monkeypatch.setattr("gradwire.workbench.report.studies.replace_file", full)
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(StateError, match=rf"{name} cannot be written: No space left on device"):
         write_studies(tmp_path) if name == "report.html" else run(STUDIES["bounds"], tmp_path)

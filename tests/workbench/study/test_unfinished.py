@@ -111,7 +111,7 @@ def test_a_full_disk_does_not_end_the_run(monkeypatch, tmp_path, capsys):
     def full(file, fill):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(files, "replace", full)
+    monkeypatch.setattr(files, "replace_file", full)
     rows = convergence.measure(replace(SMALL, unfinished=str(tmp_path)), cell("topk/union"))
     assert len(rows) == 3
     assert "cannot be written: No space left on device" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gradwire
 from gradwire.errors import DriftError, ExchangeError
-from tests.integrate import sharded_models as models
+from tests.integrate.fsdp import models
 
 BF16, FP32, FP16 = torch.bfloat16, torch.float32, torch.float16
 OPTIMIZERS = {

@@ -6,7 +6,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 import gradwire
-from tests.integrate import sharded_models as models
+from tests.integrate.fsdp import models
 from tests.rank_pool import Ranks
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

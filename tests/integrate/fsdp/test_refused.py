@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.errors import AttachError, ConfigError
-from tests.integrate import sharded_models as models
+from tests.integrate.fsdp import models
 
 FP16, FP32 = torch.float16, torch.float32
 

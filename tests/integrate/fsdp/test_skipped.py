@@ -7,7 +7,7 @@ import torch
 
 import gradwire
 from gradwire.errors import AttachError
-from tests.integrate import sharded_models as models
+from tests.integrate.fsdp import models
 
 
 def spoiled(rank, how, micro):

@@ -6,7 +6,7 @@ from torch import nn
 
 from gradwire.accumulate import Bundle
 from gradwire.accumulate.layout import assign_offsets
-from gradwire.integrate.ddp.buckets import ONCE_MORE, Buckets, runs_of
+from gradwire.integrate.ddp.buckets import RESETS_WITHOUT_CUTS, Buckets, runs_of
 from gradwire.types import Slot
 from tests.integrate import models
 
@@ -73,10 +73,10 @@ class Home:
 def sorted_into(buckets, *arrivals):
     """The pieces of bundle 0 after a step."""
     buckets.reset()
-    done = [bundle for arrival in arrivals for bundle in buckets.arrive(arrival, None)]
+    done = [bundle for arrival in arrivals for bundle in buckets.add_bucket(arrival, None)]
     assert [b.index for b in done] == [0]
     pieces = buckets.pieces(done[0])
-    buckets.finish(done[0])
+    buckets.finish_bundle(done[0])
     return pieces
 
 
@@ -86,7 +86,7 @@ def test_a_bucket_that_comes_again_is_not_cut_again():
     names = {id(p): s.name for p, s in zip(parameters, state.bundles[0].slots, strict=True)}
     buckets = Buckets(state, names, merge=True)
     first, second = (Bucket(i, torch.randn(p.numel()), [p]) for i, p in enumerate(parameters))
-    for _ in range(ONCE_MORE):
+    for _ in range(RESETS_WITHOUT_CUTS):
         # DDP builds them anew after the first step, perhaps where the old ones were.
         pieces = sorted_into(buckets, first, second)
     assert [place for place, _ in pieces] == [0, 64]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gradwire
-from tests.integrate import sharded_models as models
+from tests.integrate.fsdp import models
 
 
 class Chosen(models.Net):
@@ -35,7 +35,7 @@ def attached(small=False):
 
 
 def norm(wire, index):
-    names = (place.name for unit in wire.units for place in unit.places)
+    names = (place.name for unit in wire.units for place in unit.shard_slots)
     return max(float(wire.residual(n).norm()) for n in names if n.startswith(f"blocks.{index}."))
 
 

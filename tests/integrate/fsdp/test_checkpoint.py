@@ -8,7 +8,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 
 import gradwire
 from gradwire.errors import StateError
-from tests.integrate import sharded_models as models
+from tests.integrate.fsdp import models
 
 CASES = {
     "topk": {},

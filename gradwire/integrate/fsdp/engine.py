@@ -1,4 +1,8 @@
-"""Runs a State's steps inside FSDP2's backward pass, one flat shard at a time."""
+"""ShardedEngine: run a State's steps inside FSDP2's backward pass, one flat shard at a time.
+
+The hook averages a unit's flat shard over the replicas. Autograd's callback at the end of the
+backward pass makes all shards of a replica agree if the step was finite.
+"""
 
 import contextlib
 import logging
@@ -13,9 +17,9 @@ from torch.distributed.fsdp import FSDPModule
 
 from gradwire.accumulate import Bundle
 from gradwire.errors import AttachError, ConfigError, DriftError, ExchangeError
-from gradwire.integrate.attached import alive
+from gradwire.integrate.attached import closed_error, live_state
 from gradwire.integrate.fsdp.units import Unit
-from gradwire.ranks.group import DistributedGroup
+from gradwire.ranks.distributed import DistributedGroup
 from gradwire.ranks.together import raise_together
 from gradwire.torch_internals import (
     copy_each,
@@ -31,39 +35,43 @@ if TYPE_CHECKING:
 log = logging.getLogger("gradwire")
 
 
-class Shards:
-    """Flat shards in, their mean over the replicas out, in place.
+class ShardedEngine:
+    """The exchange of one State under FSDP2: a flat shard becomes its mean over the replicas.
 
-    NCCL: FSDP2 calls the hook on a stream of its own, beside the backward pass, and everything is
-    enqueued there: no thread, no host sync. Gloo blocks, as its dense all-reduce does.
+    With NCCL, FSDP2 calls the hook on a side stream, and everything is enqueued on that stream. No
+    thread is needed, and the host never waits. Gloo blocks, as Gloo's dense all-reduce does.
+
+    shard_ranks: the ranks that hold the shards of one replica.
     """
 
     def __init__(
-        self, wire: "ShardedWire", root: FSDPModule, units: Sequence[Unit], shards: DistributedGroup
+        self,
+        wire: "ShardedWire",
+        root: FSDPModule,
+        units: Sequence[Unit],
+        shard_ranks: DistributedGroup,
     ) -> None:
         self._owner = weakref.ref(wire)
         self._root = root
         self._units = units
-        self.shards = shards
+        self.shard_ranks = shard_ranks
         self.broken: Exception | None = None
         """The error that ended the exchange."""
         self._stream: torch.cuda.Stream | None = None
         self._fired: dict[int, int] = {}
-        """The units of this backward pass, and the autograd task in which each was handed over."""
+        """By unit of this backward pass, the autograd task in which FSDP2 called the hook."""
         self.processed: dict[int, list[Bundle]] = {}
-        """The units of the last step that delivered, and their bundles."""
+        """By unit that delivered in the last step, the bundles."""
         self.begun = False
-        """Whether the step that the next shard belongs to has begun."""
+        """True: the next flat shard belongs to a step that has begun."""
 
     @property
     def _wire(self) -> "ShardedWire":
-        return alive(self._owner)
+        return live_state(self._owner)
 
     def close(self) -> None:
-        """Afterwards nothing is exchanged any more."""
-        self.broken = self.broken or ExchangeError(
-            "the wire was closed: to go on with plain all-reduce call wire.detach() instead"
-        )
+        """End the exchange."""
+        self.broken = self.broken or closed_error()
 
     @torch.no_grad()
     def hook(self, unit: Unit, flat: Tensor) -> None:
@@ -71,14 +79,15 @@ class Shards:
         if self.broken is not None:
             raise self.broken
         try:
-            parts = unit.parts(flat)
-            self._enter(unit)
+            parts = unit.split(flat)
+            self._enter_unit(unit)
         except (AttachError, ExchangeError) as error:
             self._give_up(error)
             raise
         bundles = self._wire.by_unit.get(unit.index, [])
-        if unit.holds:
-            self._hold(unit, bundles, parts)
+        if unit.more_to_come:
+            self._add_microbatch(unit, bundles, parts)
+            # The residual has the gradient now, and delivers it with the last micro-batch.
             flat.zero_()
             return
         done = self.processed.setdefault(unit.index, [])
@@ -88,11 +97,12 @@ class Shards:
                 update = self._exchange(bundle, gradients)
             except Exception as error:
                 self._fail(bundle, error)
-            places = [update[s.offset : s.offset + s.numel] for s in bundle.slots]
-            copy_each(gradients, places)
+            copy_each(gradients, [update[s.offset : s.offset + s.numel] for s in bundle.slots])
             done.append(bundle)
 
-    def _hold(self, unit: Unit, bundles: Sequence[Bundle], parts: dict[str, Tensor]) -> None:
+    def _add_microbatch(
+        self, unit: Unit, bundles: Sequence[Bundle], parts: dict[str, Tensor]
+    ) -> None:
         config = self._wire.config
         if config.momentum or config.clip:
             raise ConfigError(
@@ -101,16 +111,17 @@ class Shards:
             )
         for bundle in bundles:
             self._wire.add_microbatch(bundle, [parts[slot.name] for slot in bundle.slots])
-        self._wire.unsent.add(unit.index)
+        self._wire.unsent_units.add(unit.index)
 
     def _exchange(self, bundle: Bundle, gradients: Sequence[Tensor]) -> Tensor:
         wire = self._wire
         wire.agree("exchange", bundle)
         return wire.process(bundle, gradients)
 
-    # --- where a step begins and ends -----------------------------------------------------------
+    # --- the beginning and the end of a step ----------------------------------------------------
 
-    def _enter(self, unit: Unit) -> None:
+    def _enter_unit(self, unit: Unit) -> None:
+        """Note that a unit's flat shard is here, and begin a step if it is the first of a step."""
         task = graph_task()
         if self._fired.get(unit.index) == task:
             raise AttachError(
@@ -121,26 +132,29 @@ class Shards:
             warnings.warn("the last backward pass did not finish; it is put back", stacklevel=2)
             self._fired.clear()
             self._settle_others()
-            self._wire.put_back()
+            self._wire.mark_last_skipped()
             self.begun = False
         if not self.begun:
-            self._begin()
+            self._begin_step()
         self._fired[unit.index] = task
-        if self.shards.device.type == "cuda":
-            self._stream = torch.cuda.current_stream(self.shards.device)
-        execution_engine().queue_callback(self._leave)
+        if self.shard_ranks.device.type == "cuda":
+            self._stream = torch.cuda.current_stream(self.shard_ranks.device)
+        execution_engine().queue_callback(self._end_backward)
 
-    def _begin(self) -> None:
+    def _begin_step(self) -> None:
         wire = self._wire
         if wire.watch is not None and wire.watch.due(wire.steps):
             self._check_drift()
         self.processed = {}
         wire.begin()
-        wire.agree_on_step(self.shards)
+        wire.agree_on_step(self.shard_ranks)
         self.begun = True
 
     def _settle_others(self) -> None:
-        """What took no part in this step has delivered in the one before, whose end is known."""
+        """Settle the bundles that this step did not use.
+
+        Their last delivery was in an earlier step, and the fate of that step is known by now.
+        """
         done = {bundle.index for bundle in self._delivered()}
         for bundle in self._wire.bundles:
             if bundle.index not in done:
@@ -156,42 +170,48 @@ class Shards:
         except DriftError as drift:
             error = drift
         raise_together(
-            self.shards, error, DriftError, who=f"shard {{rank}} of {self.shards.size} failed"
+            self.shard_ranks,
+            error,
+            DriftError,
+            who=f"shard {{rank}} of {self.shard_ranks.size} failed",
         )
 
-    def _leave(self) -> None:
-        """A backward pass ends; it may be one inside another, which FSDP2's own mark tells."""
+    def _end_backward(self) -> None:
+        """End the step, unless the backward pass that ends is inside another one.
+
+        FSDP2 keeps a mark until the outer pass ends.
+        """
         if not self._fired or is_inside_backward(self._root):
             return
         units = [self._units[index] for index in self._fired]
         self._fired.clear()
-        if any(not unit.holds for unit in units):
+        if any(not unit.more_to_come for unit in units):
             self.begun = False
             self._agree(units)
 
     @torch.no_grad()
     def _agree(self, units: Sequence[Unit]) -> None:
-        """A shard that was not finite makes the step one that did not happen on all of them.
+        """Make all shards skip the step if one shard was not finite; a small all-reduce per step.
 
-        Their gradients are then made to show it. A small all-reduce, once a step.
+        The gradients of every shard are then made to show a NaN.
         """
-        device = self.shards.device
+        device = self.shard_ranks.device
         with torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext():
             self._settle_others()
-            bad = torch.zeros(1, dtype=torch.float32, device=device)
+            failures = torch.zeros(1, dtype=torch.float32, device=device)
             for bundle in self._delivered():
                 assert bundle.pending is not None, "a bundle was processed without delivering"
-                bad += ~bundle.pending.ok
-            ok = self.shards.all_reduce(bad)[0] == 0
+                failures += ~bundle.pending.ok
+            ok = self.shard_ranks.all_reduce(failures)[0] == 0
         if self._stream is not None:
             torch.cuda.current_stream(device).wait_stream(self._stream)
         for bundle in self._delivered():
             assert bundle.pending is not None
             bundle.pending.ok = ok
-        _mark(units, ok)
+        _mark_gradients(units, ok)
 
     def _fail(self, bundle: Bundle, error: Exception) -> NoReturn:
-        """Say where it happened."""
+        """End the exchange with an error that names rank, step and bundle."""
         broken = ExchangeError(
             f"rank {self._wire.group.rank}, step {self._wire.steps}, bundle {bundle.index} "
             f"({bundle.slots[0].name} ...): {error}"
@@ -201,14 +221,14 @@ class Shards:
         raise broken from error
 
     def _give_up(self, error: Exception) -> None:
-        """Nobody may wait for ever: release the peers, and end here."""
+        """End the exchange, and release the other ranks, which would wait for ever."""
         self.broken = error
         self._wire.group.give_up()
-        self.shards.give_up()
+        self.shard_ranks.give_up()
 
 
-def _mark(units: Sequence[Unit], ok: Tensor) -> None:
-    """Make a small gradient of this rank NaN unless `ok`, so that any check sees the step."""
+def _mark_gradients(units: Sequence[Unit], ok: Tensor) -> None:
+    """Make the smallest gradient of this rank NaN unless `ok`, so that any check sees it."""
     for unit in units:
         gradient = shard(unit.smallest.parameter).grad if unit.smallest else None
         if gradient is not None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gradwire.errors import ConfigError, ExchangeError
-from tests.integrate import sharded_models as models
+from tests.integrate.fsdp import models
 
 CALLS = {
     "flush": lambda wire: wire.flush(),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gradwire.errors import ConfigError
-from tests.integrate import sharded_models as models
+from tests.integrate.fsdp import models
 
 MICRO = {
     "all-reduce off": lambda net, last: net.set_requires_all_reduce(last),

@@ -1,6 +1,7 @@
 """The memory format changes between DistributedDataParallel, attach and the steps."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -154,11 +155,12 @@ def changed(rank, what):
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        ("views", "DDP's bucket does not hold the gradient of 'second.weight'"),
+        # The order of DDP's new buckets is that in which gradients arrived in the first step.
+        ("views", r"DDP's bucket does not hold the gradient of '(second|other)\.weight'"),
         ("one rank", "has order"),
     ],
 )
 def test_what_cannot_be_followed_is_refused(ranks, what, words):
     for step, said in ranks.run(2, changed, what):
         assert step == 2, said
-        assert words in said, said
+        assert re.search(words, said), said

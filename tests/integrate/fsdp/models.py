@@ -114,7 +114,7 @@ def spied(wire, change=None):
     def spy(unit, shard):
         if change is not None:
             change(unit, shard)
-        for name, part in unit.parts(shard).items():
+        for name, part in unit.split(shard).items():
             part = torch.where(torch.isfinite(part), part.float(), 0)
             seen[name] = seen.get(name, 0) + part
         hook(unit, shard)
