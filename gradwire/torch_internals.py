@@ -144,9 +144,13 @@ def reduced_parameters(ddp: nn.Module) -> list[nn.Parameter]:
 def has_hook(ddp: nn.Module) -> bool:
     """Return True if a communication hook is registered.
 
-    DDP takes one hook for good, and reports it only by an error. Seen in 2.11 to 2.15.
+    DDP takes one hook for good, and reports it only by an error. A copy of a model lists the hook
+    of the original, and its reducer has none: only the record for logging shows that. The list was
+    seen in 2.11 to 2.15, the record in 2.13.
     """
-    return bool(_get(ddp, "_comm_hooks", "DistributedDataParallel"))
+    if not _get(ddp, "_comm_hooks", "DistributedDataParallel"):
+        return False
+    return bool(_get(ddp, "_get_ddp_logging_data", "DistributedDataParallel")().get("comm_hook"))
 
 
 def has_python_reducer(ddp: nn.Module) -> bool:

@@ -125,6 +125,14 @@ class Attachment(Generic[_W]):
         self.process_group = process_group
         self.wire = wire
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return the parts of a copy, which has no wire.
+
+        A copied model has a new reducer without hooks, but still lists this object. None in place
+        of the process group is the default group, which is also the copied model's.
+        """
+        return type(self), (None,)
+
     def refuse_attached(self) -> None:
         """Raise AttachError if a wire is attached."""
         if self.wire is not None:

@@ -100,6 +100,13 @@ class State:
         """By bundle, for the density and flush of `_choices_for`."""
         self._choices_for: tuple[float, bool] | None = None
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Return the parts of a copy: a State that `ddp_hook` uses is copied with its model.
+
+        The copied model has no hook, and its State begins anew with the same config.
+        """
+        return (State, (self.config,)) if type(self) is State else super().__reduce_ex__(protocol)
+
     # --- set-up -------------------------------------------------------------------------------
 
     def open(self, slots: Sequence[Slot], device: torch.device, group: Group) -> None:

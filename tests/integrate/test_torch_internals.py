@@ -1,6 +1,7 @@
 """Every private name of torch that gradwire relies on: there in this torch, and missed by name."""
 
 import ast
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -72,6 +73,10 @@ CASES = {
     "DistributedDataParallel._comm_hooks": Case(
         lambda t: internals.has_hook(t.hooked) and not internals.has_hook(t.ddp),
         lambda: internals.has_hook(BARE),
+    ),
+    "DistributedDataParallel._get_ddp_logging_data": Case(
+        lambda t: not internals.has_hook(copy.deepcopy(t.hooked)),
+        lambda: internals.has_hook(SimpleNamespace(_comm_hooks=[BARE])),
     ),
     "DistributedDataParallel._use_python_reducer": Case(
         lambda t: not internals.has_python_reducer(t.ddp),
