@@ -49,7 +49,7 @@ class Config:
     dense_below: bundles of fewer entries are sent whole, because the latency is the same.
     watch: steps between comparisons of a digest of the parameters, before the exchange. Replicas
         that differ are a DriftError on every rank. Waits for the device. 0 is never.
-    timeout: seconds until a collective that waits for a peer fails.
+    timeout: seconds until a collective that waits for a peer fails, from 1 to 1e9.
     """
 
     method: str = "topk"
@@ -86,7 +86,7 @@ class Config:
             _check_whole(name, getattr(self, name))
         if self.warmup and not self.warmup_steps:
             raise ConfigError("warmup needs warmup_steps, the steps at each density; got 0")
-        _check_positive("timeout", self.timeout)
+        _check_timeout(self.timeout)
         if self.bundle_mb is not None:
             _check_positive("bundle_mb", self.bundle_mb)
         self._check_correction()
@@ -249,6 +249,12 @@ def _series(value: Any) -> tuple[Any, ...] | None:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _check_timeout(value: Any) -> None:
+    # torch rounds to milliseconds, and its clocks end before 1e10 seconds.
+    if not _is_number(value) or not 1 <= value <= 1e9:
+        raise ConfigError(f"timeout must be seconds from 1 to 1e9, got {value!r}")
 
 
 def _check_positive(name: str, value: Any) -> None:

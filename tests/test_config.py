@@ -84,7 +84,10 @@ def test_fields_on_top_of_a_config():
         ({"watch": -1}, "watch must be a whole number of at least 0, got -1"),
         ({"watch": 5}, r"watch=5 needs the parameters: use gradwire.attach, or State\(model="),
         ({"bundle_mb": 0}, "bundle_mb must be a number above 0, got 0"),
-        ({"timeout": float("inf")}, "timeout must be a number above 0, got inf"),
+        ({"timeout": float("inf")}, "timeout must be seconds from 1 to 1e9, got inf"),
+        ({"timeout": 1e300}, r"timeout must be seconds from 1 to 1e9, got 1e\+300"),
+        ({"timeout": 1e-9}, "timeout must be seconds from 1 to 1e9, got 1e-09"),
+        ({"timeout": "60"}, "timeout must be seconds from 1 to 1e9, got '60'"),
     ],
 )
 def test_bad_fields(fields, message):

@@ -146,6 +146,34 @@ def test_another_world_size_keeps_the_mean(ranks, tmp_path, old, new, save, load
         torch.testing.assert_close(now, then, rtol=1e-6, atol=1e-9)
 
 
+def saved_after_skips(rank, folder):
+    ddp, wire = models.wrapped()
+    for step in range(3):
+        ddp(models.data(rank, step)).square().mean().backward()
+        if step:
+            wire.skip_step()
+    gradwire.save(wire, folder)
+    skipped = wire.stats().skipped
+    wire.close()
+    return skipped
+
+
+def skipped_before(rank, folder):
+    ddp, wire = models.wrapped(seed=5)
+    gradwire.load(wire, folder)
+    skipped = wire.stats().skipped
+    models.train(ddp, rank, 2)
+    after = wire.stats().skipped
+    wire.close()
+    return skipped, after
+
+
+@pytest.mark.parametrize("new", [2, 3])
+def test_a_skip_before_loading_is_counted_once(ranks, tmp_path, new):
+    assert ranks.run(2, saved_after_skips, str(tmp_path)) == [2, 2]
+    assert ranks.run(new, skipped_before, str(tmp_path)) == [(2, 2)] * new
+
+
 def test_momentum_is_not_dropped_on_loading():
     """A state with momentum needs a wire with momentum; the other way round it starts at rest."""
     g = [torch.randn(100) for _ in range(2)]

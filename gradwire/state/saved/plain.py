@@ -258,4 +258,7 @@ def settle_saved(state: "State", saved: dict[str, Any]) -> None:
         bundle.settle(skipped)
     saved["residual"] = _by_name(state, [bundle.buffer for bundle in state.bundles])
     saved["velocity"] = _by_name(state, [bundle.velocity for bundle in state.bundles])
+    # The next step does not count a step that is settled here.
+    saved["counts"] = dict(saved["counts"])
+    saved["counts"]["skipped"] = saved["counts"].get("skipped", 0) + int(skipped)
     saved["user_skip"] = saved["skipped"] = False

@@ -172,7 +172,7 @@ def _exchange(
     check_picture(plot_file)
     rows = _collect(
         bench_exchange(
-            [_entries(p) for p in _split(ranks)],
+            [_entries(p, "ranks") for p in _split(ranks)],
             _entries(size),
             density,
             _split(exchanges) or list(EXCHANGES),
@@ -289,10 +289,10 @@ def _number(text: str, name: str) -> float:
         raise ConfigError(f"{name} must be a number, got {text!r}") from None
 
 
-def _entries(text: str) -> int:
-    """Return the number of entries in a text such as 25557032, 25.6M or 2e6."""
+def _entries(text: str, name: str = "size") -> int:
+    """Return the number in a text such as 25557032, 25.6M or 2e6; `name` is for the error."""
     factor = {"k": 10**3, "M": 10**6, "G": 10**9}.get(text[-1], 1)
-    return round(_number(text if factor == 1 else text[:-1], "size") * factor)
+    return round(_number(text if factor == 1 else text[:-1], name) * factor)
 
 
 def _device(name: str) -> torch.device:

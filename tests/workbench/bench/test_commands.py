@@ -105,6 +105,12 @@ def test_a_table_and_a_picture(tmp_path):
     assert isinstance(refused.exception, ConfigError)
 
 
+def test_a_number_that_is_none_is_named():
+    for flag in ("ranks", "size"):
+        refused = CliRunner().invoke(app, ["bench", "exchange", f"--{flag}", "a"])
+        assert str(refused.exception) == f"{flag} must be a number, got 'a'"
+
+
 def test_a_page_that_needs_nothing_else(tmp_path):
     words = ["--size", "20k", "--methods", "topk,randk", "--data", "gaussian,t3", "--repeat", "2"]
     output = run("compress", *words, "--out", str(tmp_path / "new"))
