@@ -15,6 +15,15 @@ def main() -> None:
         print(f"gradwire {__version__}")
         raise SystemExit(0)
     try:
+        _run()
+    except KeyboardInterrupt:
+        # Before a command has begun: the imports take seconds.
+        print("stopped before the beginning.", file=sys.stderr)
+        sys.exit(130)
+
+
+def _run() -> None:
+    try:
         from gradwire.workbench.cli.app import app
     except ModuleNotFoundError as error:
         if error.name not in _NEEDED:

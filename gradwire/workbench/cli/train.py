@@ -62,8 +62,8 @@ def train_command(
     """Train a model on P workers with compressed gradients, and write a report.
 
     Alone it starts its own workers. Under torchrun it uses the ranks of torchrun. On CUDA it uses
-    NCCL. Ctrl-C or SIGTERM saves a checkpoint, shows the command that continues the run bit for
-    bit, and exits with code 130.
+    NCCL. Ctrl-C, SIGTERM or SIGHUP saves a checkpoint, shows the command that continues the run
+    bit for bit, and exits with code 130.
     """
     choices, limits = chosen_fields(Options, flags), RunLimits(**chosen_fields(RunLimits, flags))
     command = f"{program()} {shlex.join(sys.argv[1:])}"

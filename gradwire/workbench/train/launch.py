@@ -22,6 +22,7 @@ from gradwire.workbench.lab.lab import check_memory
 from gradwire.workbench.train.worker import (
     STOP_SIGNALS,
     Worker,
+    heard_signals,
     joined,
     leave,
     loopback,
@@ -47,8 +48,8 @@ def launch(
     """Call `work(worker, *args)` on every rank, and return the result of rank 0.
 
     Under torchrun this process is a rank, calls `work`, and returns its own result. Otherwise it
-    starts `workers` processes on the loopback interface. SIGINT and SIGTERM reach them through
-    `worker.stop_asked`. All processes end when one fails or `timeout` seconds have passed.
+    starts `workers` processes on the loopback interface. SIGINT, SIGTERM and SIGHUP reach them
+    through `worker.stop_asked`. All processes end when one fails or `timeout` seconds have passed.
     """
     if under_torchrun():
         return _run_as_rank(work, args, device, timeout)
@@ -98,7 +99,7 @@ def _signals_set(flag: Any) -> Iterator[None]:
         first_signal[0] = first_signal[0] or time.monotonic()
         flag.value = 1
 
-    before = {number: signal.signal(number, on_signal) for number in STOP_SIGNALS}
+    before = {number: signal.signal(number, on_signal) for number in heard_signals()}
     try:
         yield
     finally:
@@ -243,7 +244,7 @@ def _exit_after_parent(parent: int) -> None:
 def _run_as_rank(work: Work, args: tuple[Any, ...], device: str, timeout: float | None) -> Any:
     """Run `work` as a rank of torchrun, which sends signals to the rank itself."""
     signals: list[int] = []
-    for number in STOP_SIGNALS:
+    for number in heard_signals():
         signal.signal(number, lambda n, _: signals.append(n))
     rank, world, local = (int(os.environ[k]) for k in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     local_world = int(os.environ.get("LOCAL_WORLD_SIZE", world))

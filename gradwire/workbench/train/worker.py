@@ -16,7 +16,12 @@ import torch.distributed as dist
 
 from gradwire.errors import ConfigError, ExchangeError
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def heard_signals() -> list[signal.Signals]:
+    """Return the signals to stop that this process does not ignore; nohup ignores SIGHUP."""
+    return [number for number in STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
 
 
 @dataclass

@@ -1,4 +1,5 @@
 import dataclasses
+import subprocess
 import sys
 
 import pytest
@@ -149,3 +150,17 @@ def test_a_study_that_does_not_exist_names_the_nearest(main):
     code, _, err = main("study", "bound")
     assert code == 2
     assert "unknown study 'bound'. Did you mean 'bounds'?" in err
+
+
+def test_ctrl_c_during_the_imports_is_one_line():
+    code = (
+        "import os, signal, sys, threading\n"
+        "threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "sys.argv = ['gradwire', 'train']\n"
+        "from gradwire.workbench.cli import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 130
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) == 1

@@ -42,13 +42,24 @@ def test_workers_that_do_not_answer_are_ended():
         launch(jobs.sleep, workers=1, timeout=4)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_reaches_every_worker_as_a_flag_and_the_handlers_come_back(number):
     before = signal.getsignal(number)
     timer = threading.Timer(0.5, os.kill, (os.getpid(), number))
     timer.start()
     assert launch(jobs.sleep, workers=2) == "stopped"
     assert signal.getsignal(number) is before
+
+
+def test_a_hangup_that_nohup_ignores_is_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGHUP))
+        timer.start()
+        with pytest.raises(WorkerError, match="did not answer"):
+            launch(jobs.sleep, workers=1, timeout=6)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_more_workers_than_the_memory_holds_are_refused():
