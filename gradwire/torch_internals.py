@@ -146,7 +146,7 @@ def has_hook(ddp: nn.Module) -> bool:
 
     DDP takes one hook for good, and reports it only by an error. A copy of a model lists the hook
     of the original, and its reducer has none: only the record for logging shows that. The list was
-    seen in 2.11 to 2.15, the record in 2.13.
+    seen in 2.11 to 2.15, the record in 2.13 and 2.15.
     """
     if not _get(ddp, "_comm_hooks", "DistributedDataParallel"):
         return False
