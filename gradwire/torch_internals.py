@@ -1,10 +1,10 @@
-"""The private names of torch that gradwire uses: one function per name, with the reason.
+"""The private names of torch and Triton that gradwire uses: one function per name, with the reason.
 
-A function raises VersionError if torch lacks its name. Some names are missing by design, for
+A function raises VersionError if the name is missing. Some names are missing by design, for
 instance on a model that was never compiled. Such a function documents the value that it returns.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -42,7 +42,7 @@ def torch_is_unknown() -> str:
 
 
 def missing(name: str) -> VersionError:
-    """Return the error for a torch that lacks a private name."""
+    """Return the error for a torch, or the Triton that comes with it, that lacks a private name."""
     return VersionError(
         f"torch {torch.__version__} has no {name}, which gradwire relies on; it was tested with "
         f"torch {tested_range()}: install one of those"
@@ -88,6 +88,18 @@ def raw_stream(device: int) -> int:
         return int(torch._C._cuda_getCurrentRawStream(device))
     except AttributeError:
         raise missing("torch._C._cuda_getCurrentRawStream") from None
+
+
+def current_device() -> int:
+    """Return the number of the current CUDA device.
+
+    `torch.cuda.current_device` first asks if CUDA is initialised, at every launch. Seen in 2.11 to
+    2.15.
+    """
+    try:
+        return int(torch._C._cuda_getDevice())
+    except AttributeError:
+        raise missing("torch._C._cuda_getDevice") from None
 
 
 def copy_each(places: list[Tensor], values: list[Tensor] | tuple[Tensor, ...]) -> None:
@@ -450,6 +462,40 @@ def memory_format_codes() -> Any:
     from torch.distributed.checkpoint import metadata
 
     return _get(metadata, "_MEM_FORMAT_ENCODING", "torch.distributed.checkpoint.metadata")
+
+
+# --- Triton ----------------------------------------------------------------------------------
+
+
+def kernel_function(kernel: Any) -> Any:
+    """Return the Python function of a kernel. Seen in Triton 3.6 and 3.7."""
+    return _get(kernel, "fn", "triton.JITFunction")
+
+
+def kernel_options(kernel: Any) -> Mapping[str, Any]:
+    """Return the options that `triton.jit` was given, such as `do_not_specialize`.
+
+    A kernel has them as attributes. Triton's interpreter keeps them in `kwargs`. Seen in Triton 3.6
+    and 3.7.
+    """
+    return getattr(kernel, "kwargs", None) or vars(kernel)
+
+
+def relaunch(compiled: Any) -> Callable[..., None]:
+    """Return a function of (grid, device, *arguments) that launches on the current stream.
+
+    It does not look at the arguments, as Triton's own launch does for half of a step at bucket
+    sizes. Seen in Triton 3.6 and 3.7.
+    """
+    run = _get(compiled, "run", "triton.CompiledKernel")
+    function = _get(compiled, "function", "triton.CompiledKernel")
+    metadata = _get(compiled, "packed_metadata", "triton.CompiledKernel")
+
+    def launch(grid: int, device: int, *args: Any) -> None:
+        # The three None are the hooks of a profiler, which nobody uses here.
+        run(grid, 1, 1, raw_stream(device), function, metadata, None, None, None, *args)
+
+    return launch
 
 
 # --- the workbench ---------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gradwire.kernels.dispatch import uses_triton
 from gradwire.kernels.pieces import Piece
+from gradwire.torch_internals import copy_each
 
 LARGE = 1 << 25
 """Entries from which a side stream saves time: the host pays two events for it."""
@@ -94,7 +95,7 @@ class Target:
         if self.pieces:
             parts = [mean[place : place + piece.numel()] for place, piece in self.pieces]
             # One launch on CUDA for any number of pieces.
-            torch._foreach_copy_([piece for _, piece in self.pieces], parts)
+            copy_each([piece for _, piece in self.pieces], parts)
         else:
             self.out = mean
 

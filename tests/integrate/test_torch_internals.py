@@ -1,7 +1,8 @@
-"""Every private name of torch that gradwire relies on: there in this torch, and missed by name."""
+"""Every private name of torch and Triton: there in these releases, and missed by name."""
 
 import ast
 import copy
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from gradwire import torch_internals as internals
 from gradwire.errors import VersionError
 
 BARE = SimpleNamespace()
+HAS_TRITON = importlib.util.find_spec("triton") is not None
 CPU = torch.device("cpu")
 
 
@@ -50,6 +52,11 @@ CASES = {
     "torch._C._cuda_getCurrentRawStream": Case(
         lambda t: not torch.cuda.is_available() or internals.raw_stream(0) >= 0,
         lambda: internals.raw_stream(0),
+        torch._C,
+    ),
+    "torch._C._cuda_getDevice": Case(
+        lambda t: not torch.cuda.is_available() or internals.current_device() == 0,
+        internals.current_device,
         torch._C,
     ),
     "torch._foreach_copy_": Case(
@@ -244,6 +251,24 @@ CASES = {
             and internals.LAYOUT[0] == torch.serialization.__name__
         )
     ),
+    "triton.JITFunction.fn": Case(
+        lambda t: internals.kernel_function(t.kernel) is one,
+        lambda: internals.kernel_function(BARE),
+    ),
+    "triton.interpreter.kwargs": Case(
+        lambda t: internals.kernel_options(t.kernel)["do_not_specialize"] == ["n"]
+    ),
+    "triton.CompiledKernel.run": Case(
+        lambda t: "run" in dir(t.compilation), lambda: internals.relaunch(BARE)
+    ),
+    "triton.CompiledKernel.function": Case(
+        lambda t: "function" in names_of(t.compilation),
+        lambda: internals.relaunch(SimpleNamespace(run=print)),
+    ),
+    "triton.CompiledKernel.packed_metadata": Case(
+        lambda t: "packed_metadata" in names_of(t.compilation),
+        lambda: internals.relaunch(SimpleNamespace(run=print, function=print)),
+    ),
     "torch.nn.modules.batchnorm._BatchNorm": Case(
         lambda t: isinstance(nn.BatchNorm2d(1), internals.batch_norm()),
         internals.batch_norm,
@@ -273,6 +298,14 @@ def profiles():
     return inside and not internals.is_profiled()
 
 
+def one(x, n): ...
+
+
+def names_of(kind):
+    """The attributes of a class, and those that its `__init__` sets."""
+    return {*dir(kind), *kind.__init__.__code__.co_names}
+
+
 def hook(state, bucket):
     raise AssertionError("nothing is reduced")
 
@@ -284,6 +317,11 @@ def torch_objects():
 
     policy = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)
     t = SimpleNamespace()
+    if HAS_TRITON:
+        from triton.compiler import CompiledKernel
+        from triton.runtime.jit import JITFunction
+
+        t.kernel, t.compilation = JITFunction(one, do_not_specialize=["n"]), CompiledKernel
     t.ddp = DistributedDataParallel(nn.Linear(3, 4))
     t.hooked = DistributedDataParallel(nn.Linear(3, 4))
     t.hooked.register_comm_hook(None, hook)
@@ -332,6 +370,8 @@ def answers(ranks):
 
 @pytest.mark.parametrize("name", CASES)
 def test_this_torch_has(name, answers):
+    if name.startswith("triton") and not HAS_TRITON:
+        pytest.skip("Triton is not installed")
     assert not answers[name], f"torch {torch.__version__}: {name}: {answers[name]}"
 
 
@@ -352,8 +392,8 @@ def test_a_torch_without_it_is_one_line(name, monkeypatch):
 PACKAGE = Path(gradwire.__file__).parent
 ASKERS = {"getattr": 1, "hasattr": 1, "_get": 1, "_of_group": 1}
 """Functions that are given a name, and which argument it is."""
-PLAIN = {"device", "enable", "module", "modules"}
-"""Names of FSDP2's records that other things have too."""
+PLAIN = {"device", "enable", "fn", "function", "kwargs", "module", "modules", "run"}
+"""Names of records of FSDP2 and Triton that other things have too."""
 
 
 def names_asked(tree):
@@ -382,11 +422,11 @@ def test_every_name_has_a_case():
 
 def test_no_other_module_asks_for_them():
     private = {name.rpartition(".")[2] for name in CASES} - PLAIN - {"is_last_backward"}
-    private |= {"_C", "_dynamo"}
+    private |= {"_C", "_dynamo", "runtime"}
     wrong = set()
     for path in PACKAGE.rglob("*.py"):
         place = path.relative_to(PACKAGE).as_posix()
-        if place != "torch_internals.py" and not place.startswith("kernels/"):
+        if place != "torch_internals.py":
             asked = names_asked(ast.parse(path.read_text()))
             wrong |= {(place, name) for name in asked if name in private}
     assert not wrong

@@ -9,6 +9,7 @@ import torch
 from tests.kernels.triton_device import DEVICE  # isort: skip
 import triton.language as tl
 
+from gradwire import torch_internals
 from gradwire.encode import Encoding
 from gradwire.encode.format import template_of
 from gradwire.encode.noise import Noise
@@ -61,15 +62,9 @@ class Kernel:
         self.reused.append(args)
 
 
-class Driver:
-    @staticmethod
-    def get_current_stream(_):
-        return 7
-
-
 @pytest.fixture
 def launcher(monkeypatch):
-    monkeypatch.setattr(launch, "driver", type("D", (), {"active": Driver}))
+    monkeypatch.setattr(torch_internals, "raw_stream", lambda device: 7)
     monkeypatch.setattr(launch, "REUSE", True)
     return Launcher(Kernel(), num_warps=4)
 

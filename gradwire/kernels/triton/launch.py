@@ -4,8 +4,6 @@ Triton looks at every argument of every launch to find the right compilation. Wi
 is derived from the arguments instead. After the first launch with a key Triton is not asked again:
 at bucket sizes that is half of the step.
 
-Triton's private names, which a new version may move, are used here only: `driver`, `fn`, `kwargs`
-and `do_not_specialize` of a kernel, and `run`, `function` and `packed_metadata` of a compilation.
 `tests/kernels/test_launch.py` compares the keys with Triton's own specialisation.
 """
 
@@ -17,9 +15,13 @@ from typing import Any
 import torch
 import triton.language as tl
 from torch import Tensor
-from triton.runtime import driver
 
-__all__ = ["REUSE", "Launcher", "driver", "overtakes"]
+from gradwire.torch_internals import (
+    current_device,
+    kernel_function,
+    kernel_options,
+    relaunch,
+)
 
 # On AMD Triton compiles for the size of the storage, too, which the keys do not hold.
 REUSE = torch.version.hip is None
@@ -60,32 +62,28 @@ class Launcher:
         self._kernel = kernel
         self._overlap_launch = overlap_launch
         self._options = options
-        self._compiled: dict[Hashable, Any] = {}
+        self._launches: dict[Hashable, Callable[..., None]] = {}
         self.fixed = fixed.split()
         self.key = _key_function(kernel, self.fixed)
 
     def __call__(self, grid: int, on: Tensor, *args: Any) -> None:
         """Launch `grid` programs on the current stream of the device of `on`."""
         device = on.get_device()
-        if device >= 0 and device != torch._C._cuda_getDevice():
+        if device >= 0 and device != current_device():
             with torch.cuda.device(device):
                 return self(grid, on, *args)
         if self._overlap_launch:
             args = (*args, overtakes(device))
         key = self.key(device, *args)
-        compiled = self._compiled.get(key)
-        if compiled is None:
+        launch = self._launches.get(key)
+        if launch is None:
             # Triton's interpreter returns None, and nothing is kept.
             overlap = {"launch_pdl": True} if self._overlap_launch and overtakes(device) else {}
             compiled = self._kernel[(grid,)](*args, **self._options, **overlap)
             if REUSE and compiled is not None:
-                self._compiled[key] = compiled
+                self._launches[key] = relaunch(compiled)
             return
-        stream = driver.active.get_current_stream(device)
-        # The three None are the hooks of a profiler, which nobody uses here.
-        compiled.run(
-            grid, 1, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *args
-        )
+        launch(grid, device, *args)
 
 
 def _key_function(kernel: Any, fixed: list[str]) -> Callable[..., Hashable]:
@@ -94,13 +92,12 @@ def _key_function(kernel: Any, fixed: list[str]) -> Callable[..., Hashable]:
     It is generated once per kernel, as Triton generates its own: a loop over thirty arguments would
     take longer than the rest of a launch.
     """
-    parameters = inspect.signature(kernel.fn).parameters
-    # Triton's interpreter keeps the options of `triton.jit` in `kwargs`.
-    options = getattr(kernel, "kwargs", None) or vars(kernel)
+    function = kernel_function(kernel)
+    parameters, options = inspect.signature(function).parameters, kernel_options(kernel)
     integers = list(options.get("do_not_specialize") or ())
     anywhere = list(options.get("do_not_specialize_on_alignment") or ())
     unknown = {*fixed, *integers, *anywhere} - set(parameters)
-    assert not unknown, f"{kernel.fn.__name__} has no {unknown}"
+    assert not unknown, f"{function.__name__} has no {unknown}"
     parts = ["_device"]
     for name, parameter in parameters.items():
         if parameter.annotation in (tl.constexpr, "tl.constexpr"):

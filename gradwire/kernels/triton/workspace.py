@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from gradwire.kernels.triton.launch import driver
 from gradwire.kernels.triton.select.turns import WORDS
+from gradwire.torch_internals import raw_stream
 
 _FLAGS = 256
 """Flags that one launch makes."""
@@ -20,7 +20,7 @@ def _capturing(device: torch.device) -> bool:
 def _stream(device: torch.device) -> tuple[torch.device, int]:
     if device.type != "cuda":
         return device, 0
-    return device, driver.active.get_current_stream(device.index)
+    return device, raw_stream(device.index)
 
 
 def workspace(words: int, device: torch.device) -> tuple[Tensor, Tensor]:
