@@ -6,6 +6,7 @@ import torch
 from gradwire import kernels
 from gradwire.kernels.momentum import momentum_cpu, momentum_torch
 from gradwire.kernels.scan import ALONE
+from tests.kernels.compare import agree
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -35,11 +36,6 @@ def test_blocks_give_the_bits_of_the_reference(bad, nesterov):
     if bad is not None:
         gradient[ALONE] = bad
     pieces = [(0, gradient[:100]), (128, gradient[128 : 2 * ALONE + 131].bfloat16())]
-    outcomes = []
-    for op in (momentum_torch, momentum_cpu):
-        residual, velocity, maxima = start.clone(), speed.clone(), torch.zeros(size // 64)
-        unscale = torch.tensor(0.5)
-        finite = op(residual, velocity, pieces, maxima, 64, 0.9, unscale, nesterov)
-        outcomes.append((residual, velocity, maxima, finite))
-    assert all(torch.equal(a, b) for a, b in zip(*outcomes, strict=True))
+    args = (start, speed, pieces, torch.zeros(size // 64), 64, 0.9, torch.tensor(0.5), nesterov)
+    (finite,) = agree(momentum_torch, momentum_cpu, *args)
     assert bool(finite) == (bad is None)

@@ -7,6 +7,7 @@ import torch
 
 from gradwire.kernels.scan import scan_torch
 from gradwire.types import align
+from tests.kernels.compare import agree
 
 module = importlib.import_module("gradwire.kernels.scan")
 
@@ -22,10 +23,6 @@ def test_blocks_of_any_size_give_the_same(late, bad, monkeypatch):
     size = align(gradient.numel())
     kept = torch.zeros(size)
     kept[: gradient.numel()] = torch.randn(gradient.numel(), generator=generator)
-    outcomes = []
-    for version in (scan_torch, module.scan_cpu):
-        u, maxima = kept.clone(), torch.full((size // 64,), -1.0)
-        finite = version(u, [(0, gradient)], maxima, 64)
-        assert bool(finite) == (bad is None)
-        outcomes.append((u, maxima))
-    assert all(torch.equal(a, b) for a, b in zip(*outcomes, strict=True))
+    args = (kept, [(0, gradient)], torch.full((size // 64,), -1.0), 64)
+    (finite,) = agree(scan_torch, module.scan_cpu, *args)
+    assert bool(finite) == (bad is None)

@@ -14,6 +14,7 @@ from gradwire.kernels.sketch import (
     query_torch,
 )
 from gradwire.kernels.triton.sketch import insert_triton, query_triton
+from tests.kernels.compare import agree
 from tests.kernels.test_select import KINDS, vector
 
 SEEDS = torch.tensor([11, -22, 33, -44, 55, 66, -77], dtype=torch.int32)
@@ -25,20 +26,16 @@ def test_triton_finds_the_same_bits(rows, size, columns):
     u = vector("t3", size).to(DEVICE)
     seeds, factor = SEEDS[:rows].to(DEVICE), power_of_two(torch.tensor(20, device=DEVICE))
     cells = insert_torch(u, columns, seeds, factor)
-    assert torch.equal(insert_triton(u, columns, seeds, factor), cells)
+    agree(insert_torch, insert_triton, u, columns, seeds, factor)
     for block in (0, 16, 64):
-        expected = query_torch(cells.float(), seeds, size, block)
-        found = query_triton(cells.float(), seeds, size, block)
-        assert torch.equal(found[0], expected[0])
-        assert (found[1] is None and not block) or torch.equal(found[1], expected[1])
+        agree(query_torch, query_triton, cells.float(), seeds, size, block)
 
 
 def test_ties_between_rows():
     table = torch.zeros(5, 7, device=DEVICE)
     table[:, 3] = 2.0
     seeds = SEEDS[:5].to(DEVICE)
-    expected = query_torch(table, seeds, 500, 0)[0]
-    assert torch.equal(query_triton(table, seeds, 500, 0)[0], expected)
+    agree(query_torch, query_triton, table, seeds, 500, 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -95,8 +92,5 @@ def test_full_size():
     u = vector("t3", 25_557_032).to(DEVICE)
     seeds, factor = SEEDS[:5].to(DEVICE), power_of_two(torch.tensor(20, device=DEVICE))
     cells = insert_torch(u, 500_000, seeds, factor)
-    assert torch.equal(insert_triton(u, 500_000, seeds, factor), cells)
-    found = query_triton(cells.float(), seeds, u.numel(), 64)
-    expected = query_torch(cells.float(), seeds, u.numel(), 64)
-    assert torch.equal(found[0], expected[0])
-    assert torch.equal(found[1], expected[1])
+    agree(insert_torch, insert_triton, u, 500_000, seeds, factor)
+    agree(query_torch, query_triton, cells.float(), seeds, u.numel(), 64)

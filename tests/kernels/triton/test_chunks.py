@@ -7,6 +7,7 @@ from tests.kernels.triton_device import DEVICE, gpu  # isort: skip
 from gradwire.kernels.chunks import chunks_torch
 from gradwire.kernels.triton import chunks as kernel
 from gradwire.kernels.triton.scan import block_maxima
+from tests.kernels.compare import agree
 from tests.kernels.test_select import KINDS, vector
 
 
@@ -31,13 +32,7 @@ def ways(monkeypatch):
 def run(u, chunk, each, last, block):
     u = u.to(DEVICE)
     maxima = block_maxima(u, block) if block else None
-    indices, values = kernel.chunks_triton(u, chunk, each, last, maxima, block)
-    expected, entries = chunks_torch(u, chunk, each, last)
-    assert indices.dtype == torch.int32
-    assert torch.equal(indices, expected)
-    assert values.dtype == u.dtype
-    # As bits: a zero has a sign.
-    assert torch.equal(values.float().view(torch.int32), entries.float().view(torch.int32))
+    agree(chunks_torch, kernel.chunks_triton, u, chunk, each, last, maxima, block)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -105,10 +100,7 @@ def test_slices_begin_anywhere():
     part = u[1:2050]
     maxima = torch.zeros(40, device=DEVICE)[3:36]
     maxima.copy_(block_maxima(part.clone(), 64))
-    indices, values = kernel.chunks_triton(part, 1024, 4, 1, maxima, 64)
-    expected, entries = chunks_torch(part, 1024, 4, 1)
-    assert torch.equal(indices, expected)
-    assert torch.equal(values, entries)
+    agree(chunks_torch, kernel.chunks_triton, part, 1024, 4, 1, maxima, 64)
 
 
 def test_what_lies_after_the_last_entry_is_not_looked_at():

@@ -8,6 +8,7 @@ from gradwire.accumulate.layout import assign_offsets, size_of
 from gradwire.kernels.draw import draw_torch, grid, pick_torch
 from gradwire.kernels.triton import draw as kernel
 from gradwire.types import Memory, Slot
+from tests.kernels.compare import agree
 
 STREAM = -0x3C6EF372FE94F82B
 
@@ -15,16 +16,10 @@ STREAM = -0x3C6EF372FE94F82B
 def run(u, k, size=None, stream=STREAM, draws=0, places=()):
     size = u.numel() if size is None else size
     count = torch.tensor(draws, device=DEVICE)
-    twin = count.clone()
-    indices, n = kernel.draw_triton(k, size, u.numel(), count, stream, *places)
-    expected = draw_torch(k, size, u.numel(), twin, stream, *places)
-    assert indices.dtype == torch.int32
-    assert torch.equal(indices, expected[0])
-    assert int(n) == int(expected[1]) == k
-    values = kernel.pick_triton(u, indices)
-    assert values.dtype == u.dtype
-    assert torch.equal(values, pick_torch(u, indices))
-    assert int(count) == int(twin) == draws + 1
+    args = (k, size, u.numel(), count, stream, *places)
+    indices, n = agree(draw_torch, kernel.draw_triton, *args)
+    assert int(n) == k
+    agree(pick_torch, kernel.pick_triton, u, indices)
     return indices
 
 

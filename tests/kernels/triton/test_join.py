@@ -3,12 +3,13 @@
 import pytest
 import torch
 
-from tests.kernels.triton_device import DEVICE, gpu, same  # isort: skip
+from tests.kernels.triton_device import DEVICE, gpu  # isort: skip
 from gradwire.kernels.join import join_torch
 from gradwire.kernels.mean import mean_torch
 from gradwire.kernels.triton import join as module
 from gradwire.kernels.triton.join import join_triton
 from gradwire.kernels.triton.mean import mean_triton
+from tests.kernels.compare import agree
 
 
 def lists(ranks, k, size, padding=0, seed=0):
@@ -17,12 +18,6 @@ def lists(ranks, k, size, padding=0, seed=0):
     for row in rows:
         row[k - padding :] = size
     return torch.cat(rows).int().to(DEVICE)
-
-
-def check(found, u):
-    for mine, other in zip(join_triton(found, u), join_torch(found, u), strict=True):
-        assert mine.dtype == other.dtype
-        assert same(mine, other)
 
 
 CASES = [
@@ -37,20 +32,18 @@ CASES = [
 @pytest.mark.parametrize(("ranks", "k", "size", "padding"), CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_join(ranks, k, size, padding, dtype):
-    check(lists(ranks, k, size, padding), torch.randn(size).to(dtype).to(DEVICE))
+    u = torch.randn(size).to(dtype).to(DEVICE)
+    agree(join_torch, join_triton, lists(ranks, k, size, padding), u)
 
 
 def test_join_in_parts_of_several_tiles(monkeypatch):
     monkeypatch.setattr(module, "PARTS", 2)
-    check(lists(4, 1500, 20_000, 7), torch.randn(20_000).to(DEVICE))
+    agree(join_torch, join_triton, lists(4, 1500, 20_000, 7), torch.randn(20_000).to(DEVICE))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("ranks", [1, 3, 6])
-@pytest.mark.parametrize("n", [1, 1500])
-def test_mean(ranks, n, dtype):
-    rows = torch.randn(ranks, n).to(dtype).to(DEVICE)
-    assert torch.equal(mean_triton(rows), mean_torch(rows))
+def test_mean(dtype):
+    agree(mean_torch, mean_triton, torch.randn(6, 1500).to(dtype).to(DEVICE))
 
 
 def test_the_mean_is_added_in_order():
@@ -62,6 +55,5 @@ def test_the_mean_is_added_in_order():
 @pytest.mark.parametrize("ranks", [2, 16])
 def test_at_full_size(ranks):
     u = torch.randn(25_557_032, device=DEVICE)
-    check(lists(ranks, 25_557, u.numel(), 100), u)
-    rows = torch.randn(ranks, 1_000_003, device=DEVICE).bfloat16()
-    assert torch.equal(mean_triton(rows), mean_torch(rows))
+    agree(join_torch, join_triton, lists(ranks, 25_557, u.numel(), 100), u)
+    agree(mean_torch, mean_triton, torch.randn(ranks, 1_000_003, device=DEVICE).bfloat16())

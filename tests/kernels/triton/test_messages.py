@@ -11,6 +11,7 @@ from gradwire.kernels.side_stream import LARGE, Target
 from gradwire.kernels.triton.messages import SPAN, WIDE, mean_of_messages_triton
 from gradwire.kernels.triton.scatter import settle_triton
 from gradwire.types import Sparse, align
+from tests.kernels.compare import agree
 
 
 def chosen(size, k, seed=0, padding=0, common=False):
@@ -27,13 +28,10 @@ def chosen(size, k, seed=0, padding=0, common=False):
 @pytest.mark.parametrize(("k", "padding"), [(1, 0), (300, 9), (257, 257)])
 def test_settle(skipped, k, padding):
     sparse = chosen(1000, k, padding=padding)
-    buffer = torch.randn(1001).to(DEVICE)
-    other = buffer.clone()
-    flag = torch.tensor(skipped, device=DEVICE)
-    settle_torch(buffer, sparse.indices, sparse.values, flag)
-    settle_triton(other, sparse.indices, sparse.values, flag)
-    assert same(buffer, other)
-    assert float(other[-1]) == 0
+    buffer, flag = torch.randn(1001).to(DEVICE), torch.tensor(skipped, device=DEVICE)
+    agree(settle_torch, settle_triton, buffer, sparse.indices, sparse.values, flag)
+    settle_triton(buffer, sparse.indices, sparse.values, flag)
+    assert float(buffer[-1]) == 0
 
 
 def gathered(size, k, ranks, values="fp32", common=False, padding=0):
@@ -52,11 +50,8 @@ def decoded(stack, message):
     mine = message.sparse
     common = mine.indices if mine.common else None
     args = (stack, message.buffer, mine.size, mine.capacity, message.encoding.dtype, common)
-    (a, ok_a), (b, ok_b) = mean_of_messages_torch(*args), mean_of_messages_triton(*args)
-    assert ok_b.dtype == torch.bool
-    assert torch.equal(ok_a, ok_b)
-    assert same(a, b)
-    return b, bool(ok_b)
+    mean, ok = agree(mean_of_messages_torch, mean_of_messages_triton, *args)
+    return mean, bool(ok)
 
 
 @pytest.mark.parametrize("ranks", [1, 3, 4])

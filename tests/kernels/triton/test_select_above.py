@@ -13,6 +13,7 @@ from gradwire.kernels.triton.select.entry import above_triton
 from gradwire.kernels.triton.select.sizes import launch_sizes
 from gradwire.kernels.triton.select.turns import DIGITS, HEADER, STRATEGY
 from gradwire.kernels.triton.workspace import workspace
+from tests.kernels.compare import agree
 from tests.kernels.test_select import KINDS, vector
 
 
@@ -21,10 +22,7 @@ def check(u, threshold, capacity, block):
     u = u.to(DEVICE)
     threshold = torch.as_tensor(threshold, dtype=torch.float32).to(DEVICE)
     maxima = block_maxima(u, block) if block else None
-    found = above_triton(u, threshold, capacity, maxima, block)
-    for mine, other in zip(found, above_torch(u, threshold, capacity), strict=True):
-        assert mine.dtype == other.dtype
-        assert torch.equal(mine, other)
+    agree(above_torch, above_triton, u, threshold, capacity, maxima, block)
     words = workspace(0, u.device)[0]
     way = int(words[STRATEGY.value])
     clean = words[: DIGITS.value].clone()

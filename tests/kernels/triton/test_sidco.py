@@ -7,27 +7,20 @@ from tests.kernels.triton_device import DEVICE, gpu  # isort: skip
 from gradwire import kernels
 from gradwire.kernels.sidco import sidco_adapt_torch, sidco_fit_torch
 from gradwire.kernels.triton import sidco as module
-from gradwire.kernels.triton.select.turns import HEADER
 from gradwire.kernels.triton.sidco import sidco_adapt_triton, sidco_fit_triton
-from gradwire.kernels.triton.workspace import workspace
 from gradwire.types import Memory
 from tests.compress.test_degenerate import INPUTS
 from tests.compress.test_selectors import choose
 from tests.distributions import draw
+from tests.kernels.compare import agree
 
 MOST = 6
 
 
 def check(u, step, share, stages, most=MOST):
-    """The reference, in fp64: in fp32 its running sum is off by 1e-5, or overflows."""
-    u, stages = u.to(DEVICE), torch.tensor(stages, device=DEVICE)
-    found = sidco_fit_triton(u, step, share, stages, most)
-    expected = sidco_fit_torch(u.double(), step, share, stages, most)
-    assert found.shape == ()
-    assert found.dtype == torch.float32
-    assert torch.isclose(found, expected, rtol=2e-6, atol=1e-44), (share, stages)
-    assert not workspace(0, u.device)[0][: HEADER.value].any()
-    return found
+    args = (u.to(DEVICE), step, share, torch.tensor(stages, device=DEVICE), most)
+    (threshold,) = agree(sidco_fit_torch, sidco_fit_triton, *args, tolerance=2e-6)
+    return threshold
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "t3", "layers", "zeros", "uniform", "gennormal"])
@@ -57,15 +50,12 @@ def test_one_entry_one_stage_and_other_dtypes():
 
 def test_adapt_is_the_reference():
     for start, most in ((1, 6), (3, 3), (6, 6), (2, 1)):
-        mine, theirs = ([torch.tensor(x, device=DEVICE) for x in (start, 0, 0.0)] for _ in range(2))
+        kept = [torch.tensor(x, device=DEVICE) for x in (start, 0, 0.0)]
         for call in range(25):
             n = (200, 270, 330, 400, 900)[call // 5]
             count = torch.tensor(n, dtype=torch.int32, device=DEVICE)
-            sidco_adapt_triton(*mine, count, 300, most)
-            sidco_adapt_torch(*theirs, count, 300, most)
-            for a, b in zip(mine, theirs, strict=True):
-                assert a.dtype == b.dtype
-                assert torch.isclose(a, b), call
+            agree(sidco_adapt_torch, sidco_adapt_triton, *kept, count, 300, most)
+            sidco_adapt_torch(*kept, count, 300, most)
 
 
 def test_sidco_with_both(monkeypatch):

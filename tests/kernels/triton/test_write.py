@@ -13,6 +13,7 @@ from gradwire.encode.write import write_message_torch
 from gradwire.kernels.triton import unpack as unpack_module
 from gradwire.kernels.triton.unpack import unpack_triton
 from gradwire.kernels.triton.write import write_message_triton
+from tests.kernels.compare import agree
 from tests.kernels.triton.test_messages import chosen
 
 VALUES = [name for name in codes.VALUES if name != "sign"]
@@ -29,12 +30,8 @@ def packed(sparse, encoding, finite=True):
     noise = None
     if encoding.rounding == "stochastic":
         noise = Noise(3, 2, torch.tensor(11, device=DEVICE))
-    message, seen = write_message_triton(template, sparse, flag, encoding, noise)
-    expected, values = write_message_torch(template, sparse, flag, encoding, noise)
-    assert torch.equal(message, expected)
-    assert seen.dtype == torch.float32
-    assert torch.equal(seen, values)
-    return message
+    args = (template, sparse, flag, encoding, noise)
+    return agree(write_message_torch, write_message_triton, *args)[0]
 
 
 @pytest.mark.parametrize(("values", "indices", "rounding"), CODES)
@@ -44,12 +41,10 @@ def test_pack_and_unpack_equal_the_reference(values, indices, rounding):
     for size, k, padding in ((1, 1, 0), (3000, 2900, 100), (long, 1025, 40), (3000, 1, 1)):
         sparse = chosen(size, k, padding=padding, common=indices == "common")
         rows = torch.stack([packed(sparse, encoding, finite) for finite in (True, False)])
-        plain = unpack_triton(rows, size, k, encoding)
-        assert torch.equal(plain, unpack_torch(rows, size, k, encoding))
+        (plain,) = agree(unpack_torch, unpack_triton, rows, size, k, encoding)
         if indices != "common":
             bare = rows[:, : HEADER + index_bytes(indices, size, k)]
-            plain = unpack_triton(bare, size, k, encoding, bare=True)
-            assert torch.equal(plain, unpack_torch(bare, size, k, encoding, bare=True))
+            (plain,) = agree(unpack_torch, unpack_triton, bare, size, k, encoding, True)
         assert torch.equal(plain[:, :HEADER], rows[:, :HEADER])
 
 
@@ -67,8 +62,7 @@ def test_parts_of_several_tiles(monkeypatch):
     monkeypatch.setattr(unpack_module, "PARTS", 2)
     encoding = Encoding("bf16", "bitmap")
     rows = packed(chosen(20_000, 300, padding=20), encoding).unsqueeze(0)
-    plain = unpack_triton(rows, 20_000, 300, encoding)
-    assert torch.equal(plain, unpack_torch(rows, 20_000, 300, encoding))
+    agree(unpack_torch, unpack_triton, rows, 20_000, 300, encoding)
 
 
 def test_indices_up_to_the_last():
@@ -113,16 +107,14 @@ def test_full_size(values, indices):
     size, k = 138_357_544, 138_358
     encoding = Encoding(values, indices)
     rows = torch.stack([packed(chosen(size, k, seed), encoding) for seed in range(2)])
-    plain = unpack_triton(rows, size, k, encoding)
-    assert torch.equal(plain, unpack_torch(rows, size, k, encoding))
+    agree(unpack_torch, unpack_triton, rows, size, k, encoding)
 
 
 @gpu
 def test_a_dense_bitmap():
     size, k = 6_553_600, 3_000_000
     rows = packed(chosen(size, k), Encoding("bf16", "bitmap")).unsqueeze(0)
-    plain = unpack_triton(rows, size, k, Encoding("bf16", "bitmap"))
-    assert torch.equal(plain, unpack_torch(rows, size, k, Encoding("bf16", "bitmap")))
+    agree(unpack_torch, unpack_triton, rows, size, k, Encoding("bf16", "bitmap"))
 
 
 @gpu
