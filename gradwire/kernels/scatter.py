@@ -35,4 +35,13 @@ def settle_torch(buffer: Tensor, indices: Tensor, values: Tensor, skipped: Tenso
     buffer[-1:].zero_()
 
 
-_settle_on = versions(settle_torch, triton="gradwire.kernels.triton.scatter.settle_triton")
+def settle_cpu(buffer: Tensor, indices: Tensor, values: Tensor, skipped: Tensor) -> None:
+    """Compute `settle` in one op: on the CPU a look at `skipped` waits for nothing."""
+    if not skipped:
+        buffer.index_add_(0, indices, values, alpha=-1)
+    buffer[-1:].zero_()
+
+
+_settle_on = versions(
+    settle_torch, cpu=settle_cpu, triton="gradwire.kernels.triton.scatter.settle_triton"
+)

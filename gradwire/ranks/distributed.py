@@ -5,7 +5,9 @@ point-to-point messages instead.
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -15,7 +17,7 @@ from torch import Tensor
 
 from gradwire.errors import ExchangeError
 from gradwire.ranks.communicator import give_back_communicator, take_communicator
-from gradwire.ranks.group import Group, uncounted
+from gradwire.ranks.group import Group, check_equal, read_rows, row_of, uncounted
 from gradwire.ranks.liveness import roll_call, sign_stopped
 from gradwire.stages import stage
 from gradwire.torch_internals import backend_of
@@ -61,6 +63,47 @@ class DistributedGroup(Group):
         self._lent: dist.ProcessGroup | None = process_group
         """The communicator that `leave` gives back; None once it was given back."""
         self.on_stream = device.type == "cuda" and enqueues(process_group, device)
+        self._agreement: _Comparison | None = None
+        """What `agree_soon` began, until the next collective."""
+
+    def compare(self, operation: str, **fields: float) -> list[dict[str, float]]:
+        if self.on_stream:
+            return super().compare(operation, **fields)
+        self.end_agreement()
+        return self._rows_of(self._begin_comparison(operation, fields))
+
+    def agree_soon(self, operation: str, **fields: float) -> None:
+        """Send this rank's row now, and read the others' in the next collective."""
+        if self.on_stream:
+            return self.agree(operation, **fields)
+        self.end_agreement()
+        self._agreement = self._begin_comparison(operation, fields)
+
+    def end_agreement(self) -> None:
+        if self._agreement is not None:
+            begun, self._agreement = self._agreement, None
+            check_equal(begun.operation, self._rows_of(begun))
+
+    def _begin_comparison(self, operation: str, fields: Mapping[str, float]) -> "_Comparison":
+        """Send this rank's row straight to every rank, because a ring would take P - 1 turns."""
+        row = row_of(operation, fields)
+        table = row.repeat(self.size, 1)
+        peers = [rank for rank in range(self.size) if rank != self.rank]
+        with stage("exchange"):
+            works = self._call(
+                "comparison",
+                row,
+                _begin_swap,
+                [(row, p) for p in peers],
+                [(table[p], p) for p in peers],
+            )
+        self._count(row.nbytes * len(peers), len(peers))
+        return _Comparison(operation, fields, row, table, works)
+
+    def _rows_of(self, begun: "_Comparison") -> list[dict[str, float]]:
+        with stage("exchange"):
+            self._call("comparison", begun.row, _wait_for, begun.works)
+        return read_rows(begun.table, begun.fields)
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         out = tensor.new_empty(self.size, tensor.numel())
@@ -113,14 +156,31 @@ class DistributedGroup(Group):
 
     def _send_receive(self, name: str, tensor: Tensor, sent: _Moves, received: _Moves) -> None:
         """Send and receive these tensors at once. Gloo sends host memory, so it gets copies."""
-        if self.on_stream or self.device.type == "cpu":
-            self._call(name, tensor, _swap, self._peers(sent), self._peers(received))
+        if self.on_stream:
+            self._call(name, tensor, _swap_enqueued, self._peers(sent), self._peers(received))
+            return
+        if self.device.type == "cpu":
+            self._swap(name, tensor, sent, received)
             return
         arrivals = [(torch.empty_like(place, device="cpu"), rank) for place, rank in received]
         departures = [(part.cpu(), rank) for part, rank in sent]
-        self._call(name, tensor, _swap, self._peers(departures), self._peers(arrivals))
+        self._swap(name, tensor, departures, arrivals)
         for (place, _), (arrived, _) in zip(received, arrivals, strict=True):
             place.copy_(arrived)
+
+    def _swap(self, name: str, tensor: Tensor, sent: _Moves, received: _Moves) -> None:
+        """Send and receive host memory, and end the agreement that has begun.
+
+        Nothing waits for the agreement: the tag is made of this rank's row, and Gloo delivers a
+        message only where a rank asks for that tag. A message of another size would end the
+        process.
+        """
+        begun, self._agreement = self._agreement, None
+        tag = 0 if begun is None else begun.tag
+        works = self._call(name, tensor, _begin_swap, sent, received, tag)
+        if begun is not None:
+            check_equal(begun.operation, self._rows_of(begun))
+        self._call(name, tensor, _wait_for, works)
 
     def _peers(self, moves: _Moves) -> _Moves:
         """Return the moves with each rank as its number in the whole job."""
@@ -190,12 +250,13 @@ class DistributedGroup(Group):
                 if waiting is not None:
                     waiting.wait(timedelta(milliseconds=1))
 
-    def _call(self, name: str, tensor: Tensor, collective: _Collective, *args: Any) -> None:
+    def _call(self, name: str, tensor: Tensor, collective: _Collective, *args: Any) -> Any:
         """Run a collective; raise an ExchangeError that names rank and operation if it fails."""
+        whole = self if self._parent is None else self._parent
+        whole.end_agreement()
         try:
-            collective(*args, group=self.process_group)
+            return collective(*args, group=self.process_group)
         except RuntimeError as error:
-            whole = self if self._parent is None else self._parent
             whole.give_up()
             raise ExchangeError(
                 f"rank {whole.rank} of {whole.size}: {name} of {tensor.nbytes} bytes failed in "
@@ -210,10 +271,40 @@ class DistributedGroup(Group):
         return f"{roll_call(self.process_group.group_name, self.size)} "
 
 
-def _swap(sent: _Moves, received: _Moves, group: dist.ProcessGroup) -> None:
-    """Run all receives and sends, and wait for the end of each."""
+@dataclass(frozen=True)
+class _Comparison:
+    """Comparison of rows that has begun; `table` fills with every rank's row."""
+
+    operation: str
+    fields: Mapping[str, float]
+    row: Tensor
+    table: Tensor
+    works: list[dist.Work]
+
+    @property
+    def tag(self) -> int:
+        """A tag that ranks share if their rows are equal, and that no other message has."""
+        return 1 << 30 | zlib.crc32(self.row.numpy().tobytes()) >> 2
+
+
+def _begin_swap(
+    sent: _Moves, received: _Moves, tag: int = 0, *, group: dist.ProcessGroup
+) -> list[dist.Work]:
+    """Begin all receives and sends of a group that does not enqueue."""
     # Receives first: Gloo requests data on the connection that it sends on. A request behind a
     # large message would make the two directions of a link take turns.
+    works = [dist.irecv(place, group=group, group_src=rank, tag=tag) for place, rank in received]
+    works += [dist.isend(part, group=group, group_dst=rank, tag=tag) for part, rank in sent]
+    return [work for work in works if work is not None]
+
+
+def _wait_for(works: Sequence[dist.Work], group: dist.ProcessGroup) -> None:
+    for work in works:
+        work.wait()
+
+
+def _swap_enqueued(sent: _Moves, received: _Moves, group: dist.ProcessGroup) -> None:
+    """Enqueue all receives and sends as one launch. Ranks are numbers in the whole job."""
     moves = [dist.P2POp(dist.irecv, tensor, peer, group) for tensor, peer in received]
     moves += [dist.P2POp(dist.isend, tensor, peer, group) for tensor, peer in sent]
     for work in dist.batch_isend_irecv(moves) if moves else ():

@@ -6,7 +6,7 @@
 import contextlib
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -78,14 +78,14 @@ class Group(ABC):
         The error names a rank and a field. Without this check Gloo would abort the process when
         message sizes differ. A collective call, which sends a name and FIELDS numbers.
         """
-        rows = self.compare(operation, **fields)
-        for rank, row in enumerate(rows):
-            for name, other in row.items():
-                if other != rows[0][name]:
-                    raise ExchangeError(
-                        f"{operation}: rank {rank} has {name} {other}, rank 0 has {rows[0][name]}. "
-                        f"{TOGETHER}"
-                    )
+        check_equal(operation, self.compare(operation, **fields))
+
+    def agree_soon(self, operation: str, **fields: float) -> None:
+        """Agree no later than in the next collective, so that local work can hide the wait."""
+        self.agree(operation, **fields)
+
+    def end_agreement(self) -> None:  # noqa: B027
+        """End what `agree_soon` began: raise on every rank unless all agree."""
 
     def compare(self, operation: str, **fields: float) -> list[dict[str, float]]:
         """Return every rank's fields, in rank order.
@@ -93,27 +93,7 @@ class Group(ABC):
         Raise on every rank unless all ranks run `operation`. Rows of all operations have one
         length, so that ranks in different operations still exchange rows and see the difference.
         """
-        row = struct.pack(
-            f"<{NAME}s{FIELDS}q",
-            operation.encode(),
-            *(_bits(value) for value in fields.values()),
-            *[0] * (FIELDS - len(fields)),
-        )
-        words = torch.frombuffer(bytearray(row), dtype=torch.int64).to(self.device)
-        table = self.all_gather(words).cpu()
-        places = [_read_place(row.numpy().tobytes()) for row in table]
-        for rank, (name, place) in enumerate(places):
-            if name != places[0][0]:
-                raise ExchangeError(
-                    f"rank {rank} is in {place}, rank 0 is in {places[0][1]}. {TOGETHER}"
-                )
-        return [
-            {
-                name: _from_bits(bits, value)
-                for (name, value), bits in zip(fields.items(), numbers, strict=False)
-            }
-            for numbers in table[:, NAME // 8 :].tolist()
-        ]
+        return read_rows(self.all_gather(row_of(operation, fields).to(self.device)), fields)
 
     def give_up(self) -> None:  # noqa: B027
         """Release the peers that wait for this rank, after an error. Does nothing by default."""
@@ -127,6 +107,47 @@ def uncounted(group: Group) -> Iterator[None]:
         yield
     finally:
         group.bytes_sent, group.rounds = before
+
+
+def row_of(operation: str, fields: Mapping[str, float]) -> Tensor:
+    """Return the row that ranks compare, as int64: the name, then FIELDS numbers."""
+    bits = (*(_bits(value) for value in fields.values()), *[0] * (FIELDS - len(fields)))
+    row = struct.pack(f"<{NAME}s{FIELDS}q", operation.encode(), *bits)
+    return torch.frombuffer(bytearray(row), dtype=torch.int64)
+
+
+def read_rows(table: Tensor, like: Mapping[str, float]) -> list[dict[str, float]]:
+    """Return the fields in every rank's row; `like` has their names and types.
+
+    Raise unless all rows name one operation.
+    """
+    table = table.cpu()
+    if torch.equal(table, table[:1].expand_as(table)):
+        return [dict(like)] * len(table)
+    places = [_read_place(row.numpy().tobytes()) for row in table]
+    for rank, (name, place) in enumerate(places):
+        if name != places[0][0]:
+            raise ExchangeError(
+                f"rank {rank} is in {place}, rank 0 is in {places[0][1]}. {TOGETHER}"
+            )
+    return [
+        {
+            name: _from_bits(bits, value)
+            for (name, value), bits in zip(like.items(), numbers, strict=False)
+        }
+        for numbers in table[:, NAME // 8 :].tolist()
+    ]
+
+
+def check_equal(operation: str, rows: Sequence[Mapping[str, float]]) -> None:
+    """Raise unless all ranks have the same fields."""
+    for rank, row in enumerate(rows):
+        for name, other in row.items():
+            if other != rows[0][name]:
+                raise ExchangeError(
+                    f"{operation}: rank {rank} has {name} {other}, rank 0 has {rows[0][name]}. "
+                    f"{TOGETHER}"
+                )
 
 
 def _read_place(row: bytes) -> tuple[bytes, str]:

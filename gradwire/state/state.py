@@ -251,7 +251,7 @@ class State:
         Ranks that enqueue collectives on a stream do not ask: the answer would wait for the device.
         """
         if not self.group.on_stream:
-            self.group.agree(
+            self.group.agree_soon(
                 what,
                 step=self.steps,
                 bundle=bundle.index,
