@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gradwire.errors import unknown
 from gradwire.workbench.data.an4 import load_an4
+from gradwire.workbench.data.books import load_books, load_novels
 from gradwire.workbench.data.cifar10 import load_cifar10
 from gradwire.workbench.data.dataset import DataError, Dataset
 from gradwire.workbench.data.digits import load_digits
@@ -49,6 +50,7 @@ class Data(Protocol):
 
 EMBEDDED: dict[str, Callable[[Any], Data]] = {
     "digits": load_digits,
+    "novels": lambda shape: load_novels(*shape),
     "phrases": lambda shape: load_phrases(*shape),
     "tones": lambda shape: load_tones(),
 }
@@ -60,6 +62,7 @@ READERS: dict[str, Callable[[Path, Any], Data]] = {
     "ptb": lambda folder, shape: load_text("ptb", folder, *shape),
     "wikitext2": lambda folder, shape: load_text("wikitext2", folder, *shape),
     "shakespeare": lambda folder, shape: load_letters(folder, *shape),
+    "books": lambda folder, shape: load_books(folder, *shape),
     "an4": lambda folder, shape: load_an4(folder),
 }
 """Data sets that are read from a folder."""
@@ -68,7 +71,7 @@ READERS: dict[str, Callable[[Path, Any], Data]] = {
 def load_dataset(name: str, folder: Path | str | None, shape: Shape) -> Data:
     """Return the data set `name` from `folder`, for a model that takes examples of `shape`.
 
-    The embedded data sets ("digits", "phrases", "tones") need no folder.
+    The embedded data sets ("digits", "novels", "phrases", "tones") need no folder.
     """
     if name in EMBEDDED:
         return EMBEDDED[name](shape)

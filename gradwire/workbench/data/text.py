@@ -1,4 +1,4 @@
-"""Penn Treebank and WikiText-2, texts of words, from their files; examples are windows of them."""
+"""Texts of words, and Penn Treebank and WikiText-2 from their files; examples are windows."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -20,9 +20,10 @@ LAYOUTS = {
 
 @dataclass(frozen=True)
 class Text:
-    """A training and a test text as word numbers, int64.
+    """A training and a test text as word numbers; a word may be a byte.
 
     Example i is the `window` words from word i * window on, and for each the word that follows.
+    valid: a third text, to choose settings on.
     """
 
     name: str
@@ -31,10 +32,12 @@ class Text:
     words: int
     window: int
     at_once: int = 50
+    valid: Tensor | None = None
 
     def __post_init__(self) -> None:
-        for part, stream in (("training", self.train), ("test", self.test)):
-            if len(stream) <= self.window:
+        parts = {"training": self.train, "validation": self.valid, "test": self.test}
+        for part, stream in parts.items():
+            if stream is not None and len(stream) <= self.window:
                 raise DataError(
                     f"{self.name}: the {part} text has {len(stream)} words, one window takes "
                     f"{self.window + 1}."
@@ -55,20 +58,22 @@ class Text:
 
     def to(self, device: torch.device) -> "Text":
         """Return the same text on `device`."""
-        return replace(self, train=self.train.to(device), test=self.test.to(device))
+        valid = None if self.valid is None else self.valid.to(device)
+        train, test = self.train.to(device), self.test.to(device)
+        return replace(self, train=train, test=test, valid=valid)
 
     def training_batch(self, indices: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         """Return words and the words that follow, [n, window] each; `seed` is unused."""
-        return self._windows(self.train, indices)
+        return self.windows(self.train, indices)
 
     def test_batch(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return test windows [start, stop)."""
-        return self._windows(self.test, torch.arange(start, stop, dtype=torch.int64))
+        return self.windows(self.test, torch.arange(start, stop, dtype=torch.int64))
 
-    def _windows(self, stream: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the windows of these examples, and the same one word later."""
+    def windows(self, stream: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the windows of these examples, and the same one word later, as int64."""
         within = torch.arange(self.window + 1, dtype=torch.int64, device=stream.device)
-        words = stream[indices.to(stream.device)[:, None] * self.window + within]
+        words = stream[indices.to(stream.device)[:, None] * self.window + within].long()
         return words[:, :-1], words[:, 1:]
 
 

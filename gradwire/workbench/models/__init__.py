@@ -10,6 +10,7 @@ from torch import nn
 from gradwire.errors import unknown
 from gradwire.workbench.models import (
     alexnet,
+    decoder,
     fnn3,
     gpt,
     inception_v4,
@@ -33,6 +34,7 @@ MODELS: dict[str, ModelSpec] = {
         lstm_an4.SPEC,
         gpt.SPEC,
         gpt.MICRO,
+        *decoder.SPECS,
         alexnet.SPEC,
         vgg16.IMAGENET,
         resnet50.SPEC,
