@@ -1,0 +1,208 @@
+"""muon: one optimiser for a transformer, with Muon for hidden matrices and AdamW for the rest."""
+
+import math
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.adamw import adamw as adamw_step
+
+from gradwire.errors import ConfigError
+from gradwire.optim.newton_schulz import batches, orthogonalise
+from gradwire.optim.roles import Cut, Roles, Split
+
+_FUSED_ON = ("cuda", "cpu")
+"""Devices on which torch has AdamW as one kernel."""
+
+
+def muon(
+    model: nn.Module,
+    lr: float = 0.004,
+    weight_decay: float = 0.1,
+    *,
+    momentum: float = 0.95,
+    betas: tuple[float, float] = (0.9, 0.95),
+    eps: float = 1e-8,
+    muon: Sequence[str] = (),
+    adamw: Sequence[str] = (),
+    split: Mapping[str, Split] | None = None,
+) -> "MuonAdamW":
+    """Return an optimiser for all parameters of `model` that need a gradient.
+
+        optimizer = gradwire.optim.muon(model, lr=0.004, weight_decay=0.1)
+        print(optimizer)  # shows which parameter goes where
+
+    Hidden matrices have Muon (Jordan et al. 2024). Embeddings, the head, norms, biases and
+    convolutions have AdamW. Muon's updates have the size of AdamW's, so that one learning rate
+    serves both. Weight decay is decoupled, and norms and biases have none.
+
+    The head is the last Linear if it has an output for every row of an embedding, or is named
+    lm_head, head, unembed or embed_out.
+
+    momentum: Muon's, in Nesterov's form. betas, eps: AdamW's.
+    muon, adamw: patterns of parameter names that go there whatever they are.
+    split: by pattern, the number of equal matrices that a weight holds along its outputs, or their
+    sizes: {"*.qkv.weight": (768, 256, 256)}. 1 leaves a weight whole. Weights named as q, k and v
+    in one (c_attn, qkv, in_proj_weight) of three equal squares are split without being named, and
+    so are gate_up_proj. A weight with 3 dimensions is a matrix for each of the first.
+    """
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"muon needs a torch.nn.Module, got {type(model).__name__}")
+    for name, value, limit in (
+        ("lr", lr, math.inf),
+        ("weight_decay", weight_decay, math.inf),
+        ("momentum", momentum, 1),
+    ):
+        if not isinstance(value, int | float) or not 0 <= value < limit:
+            raise ConfigError(f"muon: {name} must be in [0, {limit:g}), got {value!r}")
+    roles = Roles(model, muon, adamw, split)
+    groups = []
+    for role, parameters in roles.groups():
+        group: dict[str, Any] = {"params": parameters, "rule": role.rule, "kind": role.kind}
+        if role.rule == "muon":
+            group |= {"momentum": momentum, "cut": role.cut}
+        else:
+            group |= {"betas": betas, "eps": eps}
+            if role.kind == "norms and biases":
+                group["weight_decay"] = 0.0
+        groups.append(group)
+    if not any(group["rule"] == "muon" for group in groups):
+        raise ConfigError("muon found no hidden matrix in this model: use torch.optim.AdamW")
+    if roles.left_whole:
+        warnings.warn(
+            f"muon: {_collapse(roles.left_whole)} may hold several matrices and is one to Muon: "
+            f"give split={{{roles.left_whole[0]!r}: sizes}}, or 1 to leave it whole",
+            stacklevel=2,
+        )
+    return MuonAdamW(groups, lr, weight_decay)
+
+
+class MuonAdamW(Optimizer):
+    """The optimiser that `muon` makes: a parameter group per rule and kind of parameter.
+
+    g: the gradient. Muon, with NS for five Newton-Schulz steps in bf16:
+
+        m = momentum m + (1 - momentum) g,   o = NS((1 - momentum) g + momentum m)
+        w = w - lr weight_decay w - 0.2 sqrt(max(rows, columns)) lr o
+
+    This is torch.optim.Muon with adjust_lr_fn="match_rms_adamw", for all matrices of one shape at
+    once. State and groups are plain, so schedulers, checkpoints and GradScaler work as with torch.
+    """
+
+    def __init__(self, groups: Sequence[dict[str, Any]], lr: float, weight_decay: float) -> None:
+        super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
+        for group in self.param_groups:
+            for name, p in zip(group["param_names"], group["params"], strict=True):
+                if hasattr(p, "placements"):
+                    raise ConfigError(f"{name} is sharded: muon needs whole matrices")
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take a step with the present gradients; parameters without one stay."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            for p in parameters:
+                if p.grad.is_sparse:
+                    raise ConfigError("muon takes no sparse gradients: use Embedding(sparse=False)")
+            if parameters:
+                (self._muon_step if group["rule"] == "muon" else self._adamw_step)(
+                    parameters, group
+                )
+        return loss
+
+    def _muon_step(self, parameters: list[Tensor], group: Mapping[str, Any]) -> None:
+        lr, beta, decay = float(group["lr"]), group["momentum"], group["weight_decay"]
+        weights: list[Tensor] = []
+        gradients: list[Tensor] = []
+        moments: list[Tensor] = []
+        for p in parameters:
+            assert p.grad is not None, "step leaves these out"
+            if not self.state[p]:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+            moment = self.state[p]["momentum_buffer"]
+            moment.lerp_(p.grad, 1 - beta)
+            p.mul_(1 - lr * decay)
+            for matrices, tensor in ((weights, p), (gradients, p.grad), (moments, moment)):
+                matrices += _matrices(tensor, group["cut"])
+        for places in batches(weights):
+            first = weights[places[0]]
+            shape = sorted(first.shape)
+            stacked = torch.empty((len(places), *shape), dtype=torch.bfloat16, device=first.device)
+            for i, into in zip(places, stacked, strict=True):
+                # Nesterov's momentum, rounded and transposed on its way.
+                torch.lerp(_wide(gradients[i]), _wide(moments[i]), beta, out=into)
+            rate = 0.2 * math.sqrt(shape[1]) * lr
+            for i, update in zip(places, orthogonalise(stacked), strict=True):
+                _wide(weights[i]).add_(update, alpha=-rate)
+
+    def _adamw_step(self, parameters: list[Tensor], group: Mapping[str, Any]) -> None:
+        fused = all(p.device.type in _FUSED_ON for p in parameters)
+        for p in parameters:
+            if not self.state[p]:
+                place = p.device if fused else None
+                self.state[p] |= {
+                    "step": torch.zeros((), dtype=torch.float32, device=place),
+                    "exp_avg": torch.zeros_like(p, memory_format=torch.preserve_format),
+                    "exp_avg_sq": torch.zeros_like(p, memory_format=torch.preserve_format),
+                }
+        states = [self.state[p] for p in parameters]
+        adamw_step(
+            parameters,
+            [p.grad for p in parameters if p.grad is not None],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [state["step"] for state in states],
+            fused=fused,
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
+
+    def __repr__(self) -> str:
+        """Return a line per kind and shape of parameters, with its rule."""
+        lines = [f"{type(self).__name__}(lr={self.param_groups[0]['lr']:g})"]
+        for group in self.param_groups:
+            rule = "Muon" if group["rule"] == "muon" else "AdamW"
+            parts = f", each cut into {_describe(group['cut'])}" if group.get("cut") else ""
+            decay = "" if group["weight_decay"] else ", no weight decay"
+            lines.append(f"  {rule}, {group['kind']}{parts}{decay}:")
+            alike: dict[tuple[str, tuple[int, ...]], int] = {}
+            for name, p in zip(group["param_names"], group["params"], strict=True):
+                key = re.sub(r"\b\d+\b", "*", name), tuple(p.shape)
+                alike[key] = alike.get(key, 0) + 1
+            lines += [f"    {n} x {name} {list(shape)}" for (name, shape), n in alike.items()]
+        return "\n".join(lines)
+
+
+def _matrices(tensor: Tensor, cut: Cut | None) -> Sequence[Tensor]:
+    """Return views of the matrices inside a weight, its gradient or its momentum."""
+    if tensor.dim() == 3:
+        return tensor.unbind()
+    return (tensor,) if cut is None else tensor.split(list(cut[1]), dim=cut[0])
+
+
+def _wide(matrix: Tensor) -> Tensor:
+    """Return the matrix, or its transpose, with at most as many rows as columns."""
+    return matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
+
+
+def _describe(cut: Cut) -> str:
+    return f"{' + '.join(map(str, cut[1]))} {('rows', 'columns')[cut[0]]}"
+
+
+def _collapse(names: Sequence[str]) -> str:
+    """Return the names with their numbers as stars, each once."""
+    return ", ".join(dict.fromkeys(re.sub(r"\b\d+\b", "*", name) for name in names))
