@@ -20,11 +20,20 @@ def study(
     device: str = typer.Option("auto", help="cpu, cuda, or auto."),
     seed: int = typer.Option(0, "--seed", "-s", min=0, help="The seed of everything random."),
     seeds: int = typer.Option(
-        0, min=0, help="Number of seeds, from --seed on (accuracy, convergence)."
+        0, min=0, help="Number of seeds, from --seed on (accuracy, convergence, language)."
     ),
     epochs: int = typer.Option(
         0, min=0, help="Epochs in place of the study's own (accuracy, convergence)."
     ),
+    model: str = typer.Option("", help="Language: gpt-tiny to gpt-124m. Lists take commas."),
+    width: str = typer.Option("", help="Language: entries of a token."),
+    depth: str = typer.Option("", help="Language: decoder blocks."),
+    workers: str = typer.Option("", help="Language: virtual workers."),
+    tokens: str = typer.Option("", help="Language: tokens per step, of all workers together."),
+    steps: str = typer.Option("", help="Language: steps of a run."),
+    recipe: str = typer.Option("", help="Language: the ways to train."),
+    every: str = typer.Option("", help="Language: steps per round."),
+    lr: str = typer.Option("", help="Language: the largest learning rate."),
     only: list[str] = typer.Option(
         [], "--only", help="Measure only cells with this text: `--only fnn3,lenet5 --only topk`."
     ),
@@ -48,7 +57,10 @@ def study(
         raise unknown("study", name, STUDIES)
     kind = "cpu" if small and device == "auto" else pick_device(device)
     files = str(data_dir.expanduser().absolute()) if data_dir else None
-    settings = Settings(small, files, kind, seed, seeds, epochs)
+    given = {"model": model, "width": width, "depth": depth, "workers": workers, "tokens": tokens}
+    given |= {"steps": steps, "recipe": recipe, "every": every, "lr": lr}
+    chosen = {name: text for name, text in given.items() if text}
+    settings = Settings(small, files, kind, seed, seeds, epochs, chosen=chosen)
     command = f"gradwire {shlex.join(sys.argv[1:])}"
     try:
         page = run_study(STUDIES[name], settings, out, command, say, only, jobs)

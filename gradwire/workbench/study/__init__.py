@@ -5,12 +5,11 @@ One file per study. `study.py` says what a study is, and `run.py` measures one.
 
 from gradwire.workbench.study import (
     accuracy,
-    adam,
     bounds,
     buildup,
     convergence,
     distributions,
-    local_steps,
+    language,
     operators,
     scaling,
     sketch,
@@ -28,8 +27,7 @@ STUDIES: dict[str, Study] = {
         scaling,
         buildup,
         sketch,
-        local_steps,
-        adam,
+        language,
     )
 }
 

@@ -231,5 +231,5 @@ STUDY = Study(
     measure=measure,
     page=page,
     files=("cifar10",),
-    choosy=True,
+    choices=("seeds", "epochs"),
 )

@@ -240,5 +240,5 @@ STUDY = Study(
     measure=measure,
     page=page,
     files=("cifar10", "ptb", "an4"),
-    choosy=True,
+    choices=("seeds", "epochs"),
 )

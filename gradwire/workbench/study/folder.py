@@ -18,7 +18,7 @@ from gradwire.workbench.study.study import Cell, Settings, Study, StudyRow
 from gradwire.workbench.train.folder import describe_machine, read_json, write_json
 
 HEAD, ROWS, LOCK, UNFINISHED = "study.json", "rows.jsonl", ".lock", "unfinished"
-CHOICES = ("seeds", "epochs")
+CHOICES = ("seeds", "epochs", "chosen")
 """Settings that may differ from call to call, because they only choose cells."""
 
 

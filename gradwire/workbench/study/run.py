@@ -11,7 +11,7 @@ from gradwire.errors import ConfigError, LabError, unknown
 from gradwire.workbench.data import DataError
 from gradwire.workbench.report import ReportError
 from gradwire.workbench.report.chart import render_png, render_svg
-from gradwire.workbench.study.folder import CHOICES, UNFINISHED, StudyFolder
+from gradwire.workbench.study.folder import UNFINISHED, StudyFolder
 from gradwire.workbench.study.study import Cell, Page, Settings, Study, StudyRow
 from gradwire.workbench.study.unfinished import remove_unfinished
 
@@ -42,9 +42,9 @@ def run_study(
             f"study {study.name} reads {', '.join(study.files)}: name their folder with "
             "--data-dir, or use --small."
         )
-    choices = [name for name in CHOICES if getattr(settings, name)]
-    if choices and not study.choosy:
-        raise ConfigError(f"study {study.name} has no --{choices[0]}: leave it out.")
+    for name in settings.choices:
+        if name not in study.choices:
+            raise ConfigError(f"study {study.name} has no --{name}: leave it out.")
     if jobs > 1 and study.timed:
         raise ConfigError(
             f"study {study.name} measures times, which {jobs} jobs would make longer: leave --jobs "

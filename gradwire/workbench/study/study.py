@@ -1,6 +1,6 @@
 """Define a study: a list of cells to measure, rows per cell, and a page made from all rows."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -25,7 +25,8 @@ class Settings:
     """The settings of a study.
 
     small: True for a version that takes two minutes on a CPU, with embedded data.
-    seeds, epochs: choose the cells of a choosy study; 0 for the study's default.
+    seeds, epochs: choose the cells of a study that takes them; 0 for the study's default.
+    chosen: other choices of cells, by name, as the command line has them.
     unfinished: the folder that keeps interrupted training runs; "" to keep none.
     """
 
@@ -36,6 +37,12 @@ class Settings:
     seeds: int = 0
     epochs: int = 0
     unfinished: str = ""
+    chosen: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def choices(self) -> list[str]:
+        """The names of all choices of cells that were made."""
+        return [*(name for name in ("seeds", "epochs") if getattr(self, name)), *self.chosen]
 
 
 @dataclass(frozen=True)
@@ -75,8 +82,8 @@ class Study:
     page: Callable[[Sequence[StudyRow]], Page]
     files: Sequence[str] = field(default=())
     """Data sets that the full study reads from --data-dir."""
-    choosy: bool = False
-    """True: the cells can be chosen by seeds and epochs."""
+    choices: Sequence[str] = ()
+    """Choices of cells that the study takes, for instance "seeds"."""
     timed: bool = False
     """True: the study measures times, so its cells must not run side by side."""
 

@@ -291,13 +291,13 @@ def test_times_are_not_measured_side_by_side(tmp_path, name):
     assert not list(tmp_path.iterdir())
 
 
-def test_only_a_choosy_study_can_be_asked_for_seeds(tmp_path):
+def test_only_a_study_that_takes_seeds_can_be_asked_for_them(tmp_path):
     with pytest.raises(ConfigError, match=r"study bounds has no --seeds: leave it out"):
         run(made([]), tmp_path, Settings(small=True, seeds=3))
 
 
 def test_more_seeds_go_on_in_the_same_folder(tmp_path):
-    study = replace(made([]), choosy=True)
+    study = replace(made([]), choices=("seeds", "epochs"))
     run(study, tmp_path, Settings(small=True, seeds=1))
     run(study, tmp_path, Settings(small=True, seeds=2, epochs=3))
     assert len(StudyFolder(tmp_path, "bounds").rows()) == 3
