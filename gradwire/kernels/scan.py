@@ -61,7 +61,7 @@ def usable(new: Tensor, old: Tensor) -> Tensor:
     Its magnitude is at most LARGEST_U, or that of the old one. An old entry may be larger, because
     some exchanges leave what several ranks sent with one of them. Refused, it would never leave.
     """
-    return new.abs() <= old.abs().clamp(min=LARGEST_U)
+    return new.abs() <= old.abs().clamp(LARGEST_U, torch.finfo(old.dtype).max)
 
 
 def scan_cpu(

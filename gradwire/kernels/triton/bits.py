@@ -19,7 +19,7 @@ def magnitude(x):
 @triton.jit
 def is_bad(new, old):
     """Return True where `new` may not take the place of `old`: see `usable` in kernels/scan.py."""
-    return magnitude(new) > tl.maximum(magnitude(old), LARGEST)
+    return magnitude(new) > tl.minimum(tl.maximum(magnitude(old), LARGEST), INFINITY - 1)
 
 
 @triton.jit
