@@ -12,7 +12,7 @@ from gradwire.accumulate.momentum import Correction, clip_factor
 from gradwire.accumulate.tally import Tally
 from gradwire.kernels.dispatch import uses_triton
 from gradwire.kernels.last_selection import LastSelection
-from gradwire.kernels.scan import Piece
+from gradwire.kernels.scan import Piece, usable
 from gradwire.types import ALIGN, Delivered, Entries, Memory, Scan, Slot
 
 
@@ -54,8 +54,8 @@ class Bundle:
         """The delivery of the last step; None when there is nothing to settle."""
         self.tally = Tally(device)
         self._withheld: list[tuple[int, Tensor]] = []
-        self._microbatches_finite: Tensor | None = None
-        """False if a micro-batch since the last step was not finite; None without micro-batches."""
+        self._finite_so_far: Tensor | None = None
+        """False if a micro-batch or a new rate brought what is not finite since the last step."""
         self._maxima = torch.zeros(0, dtype=torch.float32, device=device)
         self._edge = LastSelection(device) if uses_triton(device) else None
 
@@ -106,8 +106,8 @@ class Bundle:
             unscale, clipped = clip_factor(pieces, self.correction.clip, self.memory.ranks, unscale)
             self.tally.clipped += clipped
         finite = self._scan(pieces, maxima, block or ALIGN, unscale, skipped, scan_settles)
-        if self._microbatches_finite is not None:
-            finite, self._microbatches_finite = finite & self._microbatches_finite, None
+        if self._finite_so_far is not None:
+            finite, self._finite_so_far = finite & self._finite_so_far, None
         return Scan(finite, maxima, block, self._edge)
 
     def add_microbatch(
@@ -120,9 +120,11 @@ class Bundle:
         """
         assert self.velocity is None, "momentum would decay with every micro-batch"
         self.settle(skipped)
-        finite = kernels.scan(self.u, pieces, None, ALIGN, unscale)
-        before = self._microbatches_finite
-        self._microbatches_finite = finite if before is None else finite & before
+        self._note_finite(kernels.scan(self.u, pieces, None, ALIGN, unscale))
+
+    def _note_finite(self, finite: Tensor) -> None:
+        before = self._finite_so_far
+        self._finite_so_far = finite if before is None else finite & before
 
     def deliver(
         self,
@@ -194,9 +196,19 @@ class Bundle:
         return [] if self.pending is None else self.pending.withheld
 
     def reweigh(self, factor: float, skipped: Tensor) -> None:
-        """Settle the last step, and multiply the residual by `factor`."""
+        """Settle the last step, and multiply the residual by `factor`.
+
+        A residual that would become too large stays as it is. The next step is then not finite.
+        """
         self.settle(skipped)
-        self.buffer.mul_(factor)
+        if factor <= 1:
+            self.buffer.mul_(factor)
+            return
+        largest = torch.linalg.vector_norm(self.buffer, float("inf"))
+        worth = torch.full_like(largest, factor)
+        fits = usable(largest * worth, largest)
+        self._note_finite(fits)
+        self.buffer.mul_(torch.where(fits, worth, 1))
 
     def reorder(self, old: Slot, new: Slot) -> None:
         """Move a slot's entries to where other strides put them. The last step must be settled."""

@@ -5,6 +5,9 @@ from typing import Any
 
 from gradwire.errors import ConfigError
 
+LEAST, MOST = 2.0**-63, 2.0**63
+"""The least and the highest rate. The ratio of two is a normal fp32, which multiplies residuals."""
+
 
 class LrTracker:
     """Tracker of the learning rate, which keeps each gradient at the rate of its step.
@@ -27,6 +30,11 @@ class LrTracker:
             raise ConfigError(f"follow_lr needs a learning rate, got {lr!r}") from error
         if not 0 <= new < math.inf:
             raise ConfigError(f"follow_lr: a learning rate must be at least 0, got {new}")
+        if new and not LEAST <= new <= MOST:
+            raise ConfigError(
+                f"follow_lr: a learning rate must be 0, or from {LEAST:.2g} to {MOST:.2g}, got "
+                f"{new}: in its units residuals overflow or vanish; 0 means a step without effect"
+            )
         if new:
             self.factor *= self.rate / new if self.rate else 1.0
             self.rate = new

@@ -8,7 +8,7 @@ from torch import Tensor
 from gradwire.kernels.dispatch import versions
 from gradwire.kernels.last_selection import LastSelection
 from gradwire.kernels.pieces import Piece
-from gradwire.kernels.scan import ALONE
+from gradwire.kernels.scan import ALONE, usable
 
 
 def momentum(
@@ -27,8 +27,8 @@ def momentum(
     With `nesterov`: velocity = factor * (velocity + gradient), residual += velocity + gradient.
     This is the momentum correction of Lin et al. (2018). A waiting entry of the residual is a sum
     of velocities. An entry that is sent late therefore has the momentum that it would have had.
-    Return True (0-d bool) if every entry was finite. An entry whose velocity or sum is not finite
-    keeps its old values. The other arguments are those of `scan`.
+    Return True (0-d bool) if every entry was finite. An entry whose velocity or sum is not usable
+    keeps its old values: see `scan.usable`. The other arguments are those of `scan`.
     velocity: fp32, as long as the residual; entries outside all pieces stay unchanged.
     last_selection (CUDA): the maxima are counted there for the next selection.
     Moves 20 bytes per entry for fp32 gradients.
@@ -82,7 +82,8 @@ def momentum_torch(
         added = gradient.float() if unscale is None else gradient.float() * unscale
         faster = (speed + added) * factor if nesterov else speed * factor + added
         u = kept + (faster + added if nesterov else faster)
-        good = torch.isfinite(faster) & torch.isfinite(u)
+        # Momentum repeats what was let in before. Refused, it would be refused in every step.
+        good = usable(faster, speed) & usable(u, kept.abs() + speed.abs())
         finite = finite & good.all()
         speed.copy_(torch.where(good, faster, speed))
         kept.copy_(torch.where(good, u, kept))

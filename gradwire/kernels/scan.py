@@ -18,9 +18,12 @@ ALONE = (1 << 15) - 64
 threads wait milliseconds for each other in every operation: a hundred times the work."""
 LATE = 2e-3
 """Seconds, ten times the time of a stretch. After a slower stretch one thread does the others."""
+LARGEST_U = 2.0**96
+"""The largest magnitude that gets into u. A sum of 2^31 such entries or ranks is finite in fp32.
+Beyond it an entry counts as not finite."""
 
 
-__all__ = ["Piece", "scan"]
+__all__ = ["LARGEST_U", "Piece", "scan", "usable"]
 
 
 def scan(
@@ -34,7 +37,7 @@ def scan(
 ) -> Tensor:
     """Turn `residual` into u in place, fill `maxima`, and return True if every entry was finite.
 
-    The result is 0-d bool. An entry whose sum is not finite keeps its old residual, so a bad
+    The result is 0-d bool. An entry whose sum is not `usable` keeps its old residual, so a bad
     gradient never gets in. Moves 12 bytes per entry for fp32 gradients.
     residual: fp32 or bf16, a multiple of `block` long. A bf16 residual forgets the part of u that
     rounding takes away.
@@ -50,6 +53,15 @@ def scan(
     if last_selection is None:
         return version(residual, pieces, maxima, block, unscale)
     return version(residual, pieces, maxima, block, unscale, last_selection, skipped)
+
+
+def usable(new: Tensor, old: Tensor) -> Tensor:
+    """Return True for each entry that may take the place of the `old` one.
+
+    Its magnitude is at most LARGEST_U, or that of the old one. An old entry may be larger, because
+    some exchanges leave what several ranks sent with one of them. Refused, it would never leave.
+    """
+    return new.abs() <= old.abs().clamp(LARGEST_U, torch.finfo(old.dtype).max)
 
 
 def scan_cpu(
@@ -79,9 +91,10 @@ def scan_cpu(
             padded[n:] = 0
             largest = scratch[:rows] if maxima is None else maxima[first : first + rows]
             _store_maxima(padded, magnitude, block, largest)
-            if not float(largest.amax()) < float("inf"):
-                finite = False
-                torch.where(torch.isfinite(new), new, kept, out=new)
+            if not float(largest.amax()) <= LARGEST_U:
+                good = usable(new, kept)
+                finite = finite and bool(good.all())
+                torch.where(good, new, kept, out=new)
                 _store_maxima(padded, magnitude, block, largest)
             kept.copy_(new)
             start += step
@@ -108,7 +121,7 @@ def scan_torch(
         kept = residual[offset : offset + gradient.numel()]
         gradient = gradient.float() if unscale is None else gradient.float() * unscale
         u = (kept.float() + gradient).to(kept.dtype)
-        good = torch.isfinite(u)
+        good = usable(u, kept)
         finite = finite & good.all()
         kept.copy_(torch.where(good, u, kept))
     if maxima is not None:

@@ -106,8 +106,8 @@ def just_below(magnitude: Tensor) -> Tensor:
 
 def first_threshold_torch(kept: Tensor, u: Tensor, step: int, scale: float) -> Tensor:
     """Compute `first_threshold` with torch ops."""
-    sample = u[::step].abs().to(torch.promote_types(u.dtype, torch.float32))
-    kept.copy_(torch.where(kept > 0, kept, torch.linalg.vector_norm(sample) * scale))
+    norm = torch.linalg.vector_norm(u[::step], dtype=torch.float64)  # fp32 squares may be infinite
+    kept.copy_(torch.where(kept > 0, kept, norm * scale))
     return just_below(kept)
 
 

@@ -99,6 +99,48 @@ def test_what_is_no_learning_rate_is_named(lr):
         cluster().follow_lr(lr)
 
 
+@pytest.mark.parametrize("lr", [1e-300, 1e-19, 1e19, 1e300])
+def test_a_rate_whose_units_fp32_cannot_hold_is_refused(lr):
+    wires, other = cluster(), cluster()
+    for each in (wires, other):
+        each.follow_lr(0.1)
+        each.average(gradients(0))
+    with pytest.raises(ConfigError, match=r"must be 0, or from 1.1e-19 to 9.2e\+18, got 1e"):
+        wires.follow_lr(lr)
+    for each in (wires, other):
+        each.follow_lr(0.2)
+    assert torch.equal(wires.average(gradients(1)), other.average(gradients(1)))
+
+
+def test_a_residual_too_large_for_a_new_rate_stops_one_step():
+    wires = cluster()
+    wires.follow_lr(2.0**60)
+    wires.average([2.0**40 * g for g in gradients(0)])
+    before = wires.residual(1)
+    wires.follow_lr(2.0**-2)
+    assert wires.average(gradients(1)).isnan().all()
+    assert torch.equal(wires.residual(1), before + gradients(1)[1])
+    assert wires.stats().skipped == 1
+    wires.follow_lr(2.0**-3)
+    update = wires.average(gradients(2))
+    u = [2 * (before + gradients(1)[1]) + gradients(2)[1], update + wires.residual(1)]
+    sent = update != 0
+    assert torch.equal(u[0][~sent], u[1][~sent])
+    assert update.isfinite().all()
+
+
+def test_a_residual_that_a_new_rate_just_leaves_room_for():
+    wires = cluster()
+    wires.follow_lr(2.0**50)
+    wires.average(gradients(0))
+    before = wires.residual(0)
+    wires.follow_lr(2.0**-40)
+    update = wires.average(gradients(1))
+    assert update.isfinite().all()
+    kept = wires.residual(0)
+    assert torch.equal(kept[update == 0], (before * 2.0**90 + gradients(1)[0])[update == 0])
+
+
 def test_a_residual_in_units_of_a_falling_rate_does_not_grow(recwarn):
     wires = cluster()
     for step in range(12):

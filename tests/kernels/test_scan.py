@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradwire.kernels.scan import STRETCH, scan_cpu, scan_torch
+from gradwire.kernels.scan import LARGEST_U, STRETCH, scan_cpu, scan_torch
 from gradwire.types import align
 
 
@@ -72,6 +72,36 @@ def test_finite_entries_whose_sum_overflows_count_as_not_finite():
         u = huge.clone()
         assert not bool(version(u, [(0, huge)], None, 64, None))
         assert torch.equal(u, huge)
+
+
+BEYOND = LARGEST_U * (1 + 2.0**-23)
+
+
+@pytest.mark.parametrize(
+    ("residual", "gradient", "gets_in"),
+    [
+        (0.0, LARGEST_U, True),
+        (0.0, -BEYOND, False),
+        (-LARGEST_U, -LARGEST_U, False),
+        (LARGEST_U, 1e6, True),
+        (-BEYOND, 1e6, True),
+        (4 * LARGEST_U, -LARGEST_U, True),
+        (4 * LARGEST_U, LARGEST_U, False),
+        (4 * LARGEST_U, float("nan"), False),
+        (LARGEST_U, -3 * LARGEST_U, False),
+    ],
+)
+def test_the_largest_entry(residual, gradient, gets_in):
+    """An old entry beyond the largest may stay and shrink, but not grow."""
+    for version in (scan_torch, scan_cpu):
+        u, maxima = torch.zeros(64), torch.zeros(1)
+        u[3], u[4] = residual, 1.0
+        pieces = [(0, torch.zeros(64))]
+        pieces[0][1][3], pieces[0][1][4] = gradient, 2.0
+        assert bool(version(u, pieces, maxima, 64, None)) == gets_in
+        assert float(u[3]) == (residual + gradient if gets_in else residual)
+        assert float(u[4]) == 3.0
+        assert float(maxima) == float(u.abs().amax())
 
 
 @pytest.mark.parametrize("size", [STRETCH - 1, STRETCH, STRETCH + 1, 2 * STRETCH + 77])

@@ -1,15 +1,25 @@
 """Magnitudes as bits, and words that programs share. Positive floats sort as their bits do."""
 
+import numpy as np
 import triton
 import triton.language as tl
 
+from gradwire.kernels.scan import LARGEST_U
+
 INFINITY = tl.constexpr(0x7F800000)
+LARGEST = tl.constexpr(int(np.float32(LARGEST_U).view(np.int32)))
 
 
 @triton.jit
 def magnitude(x):
     """Return the bits of |x| as fp32; they sort as the magnitudes do."""
     return x.to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def is_bad(new, old):
+    """Return True where `new` may not take the place of `old`: see `usable` in kernels/scan.py."""
+    return magnitude(new) > tl.minimum(tl.maximum(magnitude(old), LARGEST), INFINITY - 1)
 
 
 @triton.jit

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradwire.kernels.last_selection import LastSelection
 from gradwire.kernels.pieces import Piece, piece_tables
-from gradwire.kernels.triton.bits import INFINITY, magnitude
+from gradwire.kernels.triton.bits import is_bad, magnitude
 from gradwire.kernels.triton.launch import Launcher
 from gradwire.kernels.triton.scan import DTYPES, entries_left, locate_tile, store_maxima
 from gradwire.kernels.triton.select.counts import count_tile
@@ -45,7 +45,7 @@ def _tile(
     else:
         faster = speed * factor + added
         u = kept + faster
-    bad = (magnitude(faster) >= INFINITY) | (magnitude(u) >= INFINITY)
+    bad = is_bad(faster, speed) | is_bad(u, tl.abs(kept) + tl.abs(speed))
     u = tl.where(bad, kept, u)
     if MASKED:
         tl.store(residual + here + entry, u, mask=has_gradient)

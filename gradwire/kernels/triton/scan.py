@@ -14,7 +14,7 @@ from triton.language.extra.cuda import gdc_wait
 
 from gradwire.kernels.last_selection import LastSelection
 from gradwire.kernels.pieces import Piece, PieceTable, piece_tables
-from gradwire.kernels.triton.bits import INFINITY, magnitude, rounded
+from gradwire.kernels.triton.bits import INFINITY, is_bad, magnitude, rounded
 from gradwire.kernels.triton.launch import Launcher
 from gradwire.kernels.triton.select.counts import LOW, count_tile
 from gradwire.kernels.triton.select.sizes import UNIT, units_per_count
@@ -93,7 +93,8 @@ def _tile(
             added *= tl.load(unscale)
         total = old.to(tl.float32) + added
         u = rounded(total, old.dtype)
-        bad = (magnitude(total) >= INFINITY) | (magnitude(u) >= INFINITY)
+        # A NaN may look finite once it is rounded.
+        bad = (magnitude(total) >= INFINITY) | is_bad(u, old)
         u = tl.where(bad, old, u)
         if MASKED:
             tl.store(here, u, mask=entry < left)

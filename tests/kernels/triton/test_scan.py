@@ -6,7 +6,7 @@ import torch
 from tests.kernels.triton_device import DEVICE, gpu  # isort: skip
 from gradwire.kernels.momentum import momentum_torch
 from gradwire.kernels.pieces import merge_runs, piece_tables
-from gradwire.kernels.scan import scan_torch
+from gradwire.kernels.scan import LARGEST_U, scan_torch
 from gradwire.kernels.triton.momentum import momentum_triton
 from gradwire.kernels.triton.scan import TILE, scan_triton
 from gradwire.types import align
@@ -68,6 +68,26 @@ def test_a_sum_that_overflows_stays_out():
     residual, pieces = problem("one", FP32)
     residual[5] = pieces[0][1][5] = 3e38
     assert not both(scan_torch, scan_triton, residual, pieces, 32, True)
+
+
+LARGE = [0.0, LARGEST_U, LARGEST_U * (1 + 2.0**-23), 4 * LARGEST_U, 3.4e38, -LARGEST_U, 1e6]
+
+
+@pytest.mark.parametrize("residual", LARGE)
+@pytest.mark.parametrize("gradient", LARGE)
+def test_the_largest_entry(residual, gradient):
+    """Each of the two in each place, with fp32 and bf16 residuals and with momentum."""
+    u, pieces = problem("ugly", FP32)
+    u[64 + 3], pieces[1][1][3] = residual, gradient
+    both(scan_torch, scan_triton, u, pieces, 32, True)
+    both(scan_torch, scan_triton, u.to(BF16), pieces, 32, True)
+    for size in (0.0, 1.0, LARGEST_U):
+        velocity = size * torch.ones_like(u)
+        for nesterov in (False, True):
+            both(
+                momentum_torch, momentum_triton, u, pieces, 32, True, 0.9, None, nesterov,
+                velocity=velocity,
+            )  # fmt: skip
 
 
 def test_the_gradient_is_unscaled():
