@@ -188,9 +188,10 @@ def _rehearse(saved: Mapping[str, Any], optimizer: Optimizer) -> None:
         rehearsal.load_state_dict({**saved})
     except Exception as error:  # a state of any kind raises an error of any kind
         raise StateError(f"the optimiser does not take its state: {one_line(error)}") from error
-    for group in rehearsal.param_groups:
+    for group, own in zip(rehearsal.param_groups, optimizer.param_groups, strict=True):
         for key, default in optimizer.defaults.items():
-            if key not in group or not _is_setting(group[key], default):
+            # torch adds defaults while it loads, also to an optimiser that has no such setting.
+            if key in own and (key not in group or not _is_setting(group[key], default)):
                 value = group.get(key)
                 raise StateError(f"{key!r} of the state's optimiser cannot be {value!r:.60}")
 
