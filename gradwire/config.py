@@ -42,6 +42,8 @@ class Config:
         Takes another 4 bytes a parameter.
     nesterov: Nesterov's momentum in place of the usual.
     masking: momentum ends at delivered entries (only with momentum correction).
+    decay: the factor on the residual after every exchange, in (0, 1]. What it takes away is
+        forgotten, and `stats().forgotten` counts it. 1 forgets nothing.
     clip: the largest L2 norm that the mean gradient should have, 0 for any. Each worker clips its
         own gradient at `clip` / sqrt(P), bundle by bundle.
     bundle_mb: the least fp32 gradient megabytes that are compressed and exchanged as one vector.
@@ -66,6 +68,7 @@ class Config:
     momentum: float = 0.0
     nesterov: bool = False
     masking: bool = True
+    decay: float = 1.0
     clip: float = 0.0
     bundle_mb: float | None = None
     dense_below: int = 1024
@@ -89,6 +92,8 @@ class Config:
         _check_timeout(self.timeout)
         if self.bundle_mb is not None:
             _check_positive("bundle_mb", self.bundle_mb)
+        if not _is_number(self.decay) or not 0 < self.decay <= 1:
+            raise ConfigError(f"decay must be in (0, 1], got {self.decay!r}; 1 forgets nothing")
         self._check_correction()
 
     def _check_correction(self) -> None:

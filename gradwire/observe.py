@@ -18,6 +18,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "residual_norm": ("gauge", "L2 norm of the residual, which this rank keeps for later."),
     "value_error_db": ("gauge", "Energy that rounding the values took, in decibels."),
     "leaked": ("gauge", "Share of the chosen energy that the exchange lost."),
+    "forgotten": ("gauge", "Share of the energy that decay took from residuals."),
     "skipped": ("counter", "Steps that the optimiser did not take."),
     "clipped": ("counter", "Times that the gradient of a bundle was clipped."),
     "bundles": ("gauge", "Bundles that the model was cut into."),

@@ -34,6 +34,7 @@ class Bundle:
         dense: bool,
         ranks: int = 1,
         correction: Correction = Correction(),
+        decay: float = 1.0,
     ) -> None:
         self.slots = list(slots)
         self.index = index
@@ -46,6 +47,8 @@ class Bundle:
         self.u = self.buffer[: self.size]
         """gradient + residual."""
         self.correction = correction
+        self.decay = decay
+        """The factor on the residual after an exchange."""
         self.velocity = torch.zeros_like(self.buffer) if correction.momentum else None
         """Momentum, with a spare entry as the buffer has."""
         self.memory = Memory(rank, index, ranks)
@@ -141,15 +144,36 @@ class Bundle:
     def settle(self, skipped: Tensor) -> None:
         """Make u the residual, and mask the momentum; both stay after a `skipped` step (0-d)."""
         if self.pending is not None:
-            self.pending.settle(self.buffer, skipped)
+            self.tally.forgotten = self.forgotten(skipped)
+            self._settle(self.buffer, skipped)
             if self.velocity is not None:
                 self.pending.mask(self.velocity, skipped)
             self.pending = None
 
+    def _settle(self, buffer: Tensor, skipped: Tensor) -> None:
+        """Turn u in `buffer` into the residual that the next step will find."""
+        if self.pending is not None:
+            self.pending.settle(buffer, skipped)
+            if self.decay != 1:
+                # forgotten = old - new, so the sum of both stays exact.
+                buffer.mul_(torch.where(skipped, 1.0, self.decay))
+
+    def forgotten(self, skipped: Tensor) -> Tensor:
+        """Return the energy that decay took so far, and that of all u (fp64 [2])."""
+        if self.decay == 1 or self.pending is None:
+            return self.tally.forgotten
+        old = self.buffer.clone()
+        self.pending.settle(old, skipped)
+        norms = torch.stack(
+            [torch.linalg.vector_norm(x, dtype=torch.float64) for x in (old, self.buffer)]
+        )
+        norms[0] *= 1 - self.decay
+        return self.tally.forgotten + torch.where(skipped, 0, norms.square())
+
     def _scan_can_settle(self, unused: Sequence[Slot]) -> bool:
         """Return True if the scan, which reads every entry, can settle the last step on its way."""
         last, edge = self.pending, self._edge
-        if edge is None or last is None or last.mean_rounding is not None:
+        if edge is None or last is None or last.mean_rounding is not None or self.decay != 1:
             return False
         if last.withheld or unused or self.velocity is not None:
             return False
@@ -220,8 +244,7 @@ class Bundle:
     def residual(self, skipped: Tensor) -> Tensor:
         """Return a copy of the residual as the next step will find it."""
         out = self.buffer.clone()
-        if self.pending is not None:
-            self.pending.settle(out, skipped)
+        self._settle(out, skipped)
         return out[: self.size]
 
     def momentum(self, skipped: Tensor) -> Tensor:

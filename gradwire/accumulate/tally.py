@@ -9,6 +9,7 @@ class Tally:
 
     energy: fp64 [2], the energy of the values before rounding, and of the errors of rounding.
     leaked: fp64 [2], the energy that an exchange lost, and the energy chosen for the exchange.
+    forgotten: fp64 [2], the energy that decay took from residuals, and the energy of all u.
     sent: the number of entries that left this rank.
     clipped: the number of times the gradient was clipped.
     """
@@ -16,6 +17,7 @@ class Tally:
     def __init__(self, device: torch.device) -> None:
         self.energy = torch.zeros(2, dtype=torch.float64, device=device)
         self.leaked = torch.zeros(2, dtype=torch.float64, device=device)
+        self.forgotten = torch.zeros(2, dtype=torch.float64, device=device)
         self.sent = torch.zeros((), dtype=torch.int64, device=device)
         self.clipped = torch.zeros((), dtype=torch.int64, device=device)
         self._rounded: list[tuple[Tensor, Tensor]] = []

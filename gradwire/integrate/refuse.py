@@ -92,19 +92,25 @@ def refuse_optimizer(optimizer: object, scaler: object) -> None:
         )
 
 
-def refuse_for_local_steps(model: object, optimizer: object) -> None:
-    """Raise AttachError for a model or an optimiser that local steps cannot serve."""
+def refuse_for_local_steps(model: object, optimizer: object) -> list[Optimizer]:
+    """Return the optimisers; raise AttachError for what local steps cannot serve."""
     if not isinstance(model, nn.Module):
         raise AttachError(f"local_steps needs a torch.nn.Module, got {type(model).__name__}")
-    if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
-        raise AttachError(
-            "local_steps got a DistributedDataParallel model, which averages every step: pass the "
-            "plain model"
-        )
-    if not isinstance(optimizer, Optimizer):
+    for module in model.modules():
+        if isinstance(module, DistributedDataParallel):
+            raise AttachError(
+                "local_steps got a DistributedDataParallel model, which averages every step: pass "
+                "the plain model"
+            )
+        if type(module).__name__ == "FullyShardedDataParallel":
+            raise AttachError("local_steps got a sharded model (FSDP1): pass the plain model")
+    given = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
+    optimizers = [each for each in given if isinstance(each, Optimizer)]
+    if len(optimizers) < len(given) or not given:
+        kinds = [type(each).__name__ for each in given if not isinstance(each, Optimizer)]
         raise AttachError(
             f"local_steps needs the torch optimiser of the inner steps, got "
-            f"{type(optimizer).__name__}"
+            f"{', '.join(kinds) or 'an empty list'}"
         )
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     if not trained:
@@ -116,11 +122,32 @@ def refuse_for_local_steps(model: object, optimizer: object) -> None:
             raise AttachError(f"{name} is {kind}: local_steps takes whole fp32, bf16 or fp16 ones")
     if len({p.device for p in trained.values()}) > 1:
         raise AttachError("the parameters are on several devices; a replica must be on one")
-    known = {id(p) for p in model.parameters()}
-    if any(id(p) not in known for group in optimizer.param_groups for p in group["params"]):
-        raise AttachError(
-            "the optimiser has a parameter that the model has not: it would never be averaged"
-        )
+    _refuse_owners(model, optimizers)
+    return optimizers
+
+
+def _refuse_owners(model: nn.Module, optimizers: list[Optimizer]) -> None:
+    """Raise AttachError unless every optimiser holds parameters of the model and no other has."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    owners: dict[int, str] = {}
+    for optimizer in optimizers:
+        kind = type(optimizer).__name__
+        held = [id(p) for group in optimizer.param_groups for p in group["params"]]
+        if not any(place in names for place in held):
+            raise AttachError(
+                f"{kind} holds none of the model's parameters: make it of model.parameters()"
+            )
+        if any(place not in names for place in held):
+            raise AttachError(
+                f"{kind} has a parameter that the model has not: it would never be averaged"
+            )
+        for place in held:
+            if place in owners:
+                raise AttachError(
+                    f"{names[place]} is in two optimisers, {owners[place]} and {kind}: "
+                    f"leave it to one of them"
+                )
+            owners[place] = kind
 
 
 def refuse_shrinking_join(ddp: DistributedDataParallel | None) -> None:

@@ -139,6 +139,7 @@ class State:
                 dense=is_dense(slots[0].name, self.config.dense),
                 ranks=self.group.size,
                 correction=self.config.correction,
+                decay=self.config.decay,
             )
             for i, slots in enumerate(bundles)
         ]
@@ -203,6 +204,8 @@ class State:
         words = f"{c.method}/{c.exchange}, density {c.density:g}"
         if c.momentum:
             words += f", momentum {c.momentum:g}"
+        if c.decay != 1:
+            words += f", residuals times {c.decay:g} a step"
         if not self.opened:
             return f"{type(self).__name__}({words}, before its first step)"
         entries = sum(b.entries for b in self.bundles)

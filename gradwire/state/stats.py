@@ -26,6 +26,8 @@ class Stats:
         decibels. None if nothing was rounded.
     leaked: the energy that an exchange exempt from the law lost, over the energy of all that this
         rank chose. None for every other exchange.
+    forgotten: the energy that `decay` took from residuals, over the energy of all gradients with
+        their residuals. None if decay is 1.
     skipped: the steps that the optimiser did not take.
     clipped: how often a bundle's gradient was clipped.
     bundles, memory_bytes: the number of bundles, and the memory that they hold.
@@ -42,6 +44,7 @@ class Stats:
     residual_norm: float
     value_error_db: float | None = None
     leaked: float | None = None
+    forgotten: float | None = None
     skipped: int = 0
     clipped: int = 0
     bundles: int = 0
@@ -84,6 +87,7 @@ def stats_of(state: "State") -> Stats:
     state._growth.look(norm * (state.lr.rate or 1.0), state.config.density)
     sent = state.entries_sent()
     whole, lost = _sums([b.tally.energy for b in bundles])
+    forgotten, whole_u = _sums([b.forgotten(skipped) for b in bundles])
     leaked, chosen = _sums([b.tally.leaked for b in bundles])
     return Stats(
         steps=state.steps,
@@ -94,6 +98,7 @@ def stats_of(state: "State") -> Stats:
         residual_norm=norm,
         value_error_db=10 * math.log10(lost / whole) if lost else None,
         leaked=leaked / chosen if chosen else None,
+        forgotten=forgotten / whole_u if whole_u else None,
         skipped=int(state.status.count) + int(skipped),
         clipped=counts["clipped"] + sum(int(b.tally.clipped) for b in bundles),
         bundles=len(bundles),

@@ -332,7 +332,8 @@ class Sharded(nn.Parameter):
 def call(model=None, optimizer=None, **fields):
     model = models.model() if model is None else model
     trained = model if isinstance(model, nn.Module) else models.model()
-    optimizer = optimizer or torch.optim.SGD(trained.parameters(), lr=0.1)
+    if optimizer is None:
+        optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
     group = VirtualRanks(1).groups[0]
     return gradwire.local_steps(model, optimizer, **({"every": 3, "group": group} | fields))
 
@@ -350,6 +351,9 @@ def call(model=None, optimizer=None, **fields):
         ({"dnsity": 0.1}, "unknown option 'dnsity'. Did you mean 'density'?"),
         ({"model": 3}, "local_steps needs a torch.nn.Module, got int"),
         ({"optimizer": "adamw"}, "needs the torch optimiser of the inner steps, got str"),
+        ({"optimizer": ["adamw"]}, "needs the torch optimiser of the inner steps, got str"),
+        ({"optimizer": ()}, "needs the torch optimiser of the inner steps, got an empty list"),
+        ({"every": None}, "needs every, the inner steps of a round, or a recipe"),
         ({"model": nn.Linear(3, 3).double()}, "weight is torch.float64: local_steps takes"),
         ({"model": nn.Linear(3, 3).requires_grad_(False)}, "no parameter that needs a gradient"),
     ],
@@ -362,8 +366,20 @@ def test_bad_input_is_one_line(given, words):
 
 def test_an_optimiser_of_another_model_is_refused():
     other = torch.optim.SGD(models.model().parameters(), lr=0.1)
-    with pytest.raises(AttachError, match="a parameter that the model has not"):
+    with pytest.raises(AttachError, match=r"^SGD holds none of the model's parameters: make it of"):
         call(optimizer=other)
+    model = models.model()
+    other.add_param_group({"params": list(model.parameters())})
+    with pytest.raises(AttachError, match=r"^SGD has a parameter that the model has not"):
+        call(model, other)
+
+
+def test_two_optimisers_of_one_parameter_are_refused():
+    model = models.model()
+    one = torch.optim.SGD(model.parameters(), lr=0.1)
+    two = torch.optim.AdamW(model.b.parameters(), lr=0.1)
+    with pytest.raises(AttachError, match=r"^b.weight is in two optimisers, SGD and AdamW: leave"):
+        call(model, [one, two])
 
 
 def test_a_sharded_parameter_is_refused():

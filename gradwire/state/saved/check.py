@@ -167,10 +167,10 @@ def check_optimizer(saved: Any, optimizer: Optimizer, kind: Any = None) -> None:
         raise StateError("the state's optimiser remembers parameters that it has not")
     for index, values in saved["state"].items():
         _check_moments(index, values, by_place[index])
-    # Per group, because an optimiser may have Muon's moments in one and AdamW's in another.
+    # An optimiser may have a rule of its own for each group of parameters.
     for group in saved_groups:
-        states = (saved["state"][place] for place in group["params"] if place in saved["state"])
-        names = {frozenset(values) for values in states}
+        known = [saved["state"][place] for place in group["params"] if place in saved["state"]]
+        names = {frozenset(values) for values in known}
         if len(names) > 1:
             partial = sorted(map(str, frozenset.union(*names) - frozenset.intersection(*names)))
             raise StateError(f"the optimiser's state has {partial[0]!r} for some parameters only")
@@ -190,7 +190,7 @@ def _rehearse(saved: Mapping[str, Any], optimizer: Optimizer) -> None:
         raise StateError(f"the optimiser does not take its state: {one_line(error)}") from error
     for group, own in zip(rehearsal.param_groups, optimizer.param_groups, strict=True):
         for key, default in optimizer.defaults.items():
-            # torch adds a default to the optimiser that its groups need not have.
+            # torch adds defaults while it loads, also to an optimiser that has no such setting.
             if key in own and (key not in group or not _is_setting(group[key], default)):
                 value = group.get(key)
                 raise StateError(f"{key!r} of the state's optimiser cannot be {value!r:.60}")

@@ -4,7 +4,7 @@ from rich.table import Table
 
 from gradwire.compress import METHODS
 from gradwire.exchange import EXCHANGES
-from gradwire.recipes import RECIPES
+from gradwire.recipes import LOCAL_RECIPES, RECIPES
 from gradwire.workbench.cli.say import console
 
 
@@ -13,12 +13,17 @@ def methods() -> None:
 
     --method and --compare take a method, or a method with an exchange: topk/allgather. The options,
     shown with their defaults, go to --options NAME=VALUE and to gradwire.attach(..., NAME=VALUE).
-    A recipe, for --recipe and recipe=..., stands for the fields shown with it.
+    A recipe, for --recipe and recipe=..., stands for the fields shown with it. The last ones are
+    for gradwire.local_steps(..., recipe=...).
     """
     for title, rows in (
         ("Methods", [(name, m.summary, m.options) for name, m in METHODS.items()]),
         ("Exchanges", [(name, e.summary, e.options) for name, e in EXCHANGES.items()]),
         ("Recipes", [(name, r.summary, r.fields) for name, r in RECIPES.items()]),
+        (
+            "Recipes of gradwire.local_steps",
+            [(name, r.summary, r.fields) for name, r in LOCAL_RECIPES.items()],
+        ),
     ):
         table = Table(title=title, title_justify="left", title_style="bold", box=None)
         table.show_header = False

@@ -1,0 +1,29 @@
+"""shared: the weights that all ranks share, for a while in place of this rank's own."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from gradwire.integrate.local_steps import LocalSteps
+
+
+@contextlib.contextmanager
+def shared(local: "LocalSteps") -> Iterator[None]:
+    """Put x into the model, and put the rank's own weights and buffers back, bit by bit."""
+    local.refuse_shared("shared")
+    own = {**local.weights, **dict(local.model.named_buffers())}
+    kept = {name: tensor.detach().clone() for name, tensor in own.items()}
+    local.is_shared = True
+    try:
+        with torch.no_grad():
+            for name, weight in local.weights.items():
+                weight.copy_(local.reference[name])
+        yield
+    finally:
+        local.is_shared = False
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(kept[name])
