@@ -145,9 +145,7 @@ def _of_two_bits(levels: Tensor, codes: Tensor, capacity: int) -> Tensor:
     pairs = (codes.unsqueeze(-1) >> _pair_places(codes)) & 3
     pairs = pairs.flatten(-2)[..., :capacity]
     levels = levels.view(torch.bfloat16).float().unflatten(-1, (-1, 2))
-    low, high = (
-        level.repeat_interleave(BLOCK, -1)[..., :capacity] for level in levels.unbind(-1)
-    )
+    low, high = (level.repeat_interleave(BLOCK, -1)[..., :capacity] for level in levels.unbind(-1))
     level = torch.where(pairs >= 2, high, low)
     return torch.where(pairs % 2 == 1, -level, level)
 
