@@ -12,6 +12,7 @@ from gradwire.exchange import EXCHANGES
 from gradwire.exchange.owner import kept_name
 from gradwire.ranks.virtual import VirtualRanks
 from gradwire.types import Entries, Everything, Memory, Rounded, align, empty_sparse
+from tests.law.cases import NOTHING
 
 SKETCHES = ("sketched", "gs-sgd")
 
@@ -28,10 +29,10 @@ def allowed(methods=METHODS):
 
 
 def kept_by_owners(memories, size):
-    """What all owners keep of the mean of `size` entries; 0 where nobody owns a part."""
+    """What all owners keep of the mean of `size` entries; 0 (0-d) where nobody owns a part."""
     names = [kept_name(rank, len(memories)) for rank in range(len(memories))]
     if names[0] not in memories[0]:
-        return 0.0
+        return NOTHING
     return torch.cat([memories[rank][name] for rank, name in enumerate(names)])[:size].double()
 
 
@@ -49,7 +50,7 @@ class Result:
     ok: list
     sent: int
     rounds: int
-    kept: torch.Tensor | float
+    kept: torch.Tensor
 
 
 class Hand:

@@ -9,7 +9,7 @@ from gradwire.encode import Encoding
 from gradwire.exchange import EXCHANGES
 from gradwire.types import align
 from tests.exchange.cases import SKETCHES, Hand, allowed, options
-from tests.law.cases import gradients, violation
+from tests.law.cases import NOTHING, gradients, violation
 
 WORLDS = [1, 2, 3, 4, 5, 6, 8]
 KINDS = ["independent", "correlated", "identical", "heavy", "one worker", "zeros", "layers"]
@@ -35,7 +35,7 @@ def test_law_and_equal_bits(method, exchange, values):
             indices = ("int32", "packed", "auto")[(i + j) % 3]
             more = extra(exchange, size, k, world)
             hand = Hand(exchange, world, method, values, indices, **more)
-            old, before = [torch.zeros(size)] * world, 0.0
+            old, before = [torch.zeros(size)] * world, NOTHING
             for _ in range(2):
                 g = gradients(kind, world, size, torch.float32, generator)
                 u = [a + b for a, b in zip(g, old, strict=True)]

@@ -35,7 +35,10 @@ KINDS = [
 ]
 
 
-def violation(u, update, residuals, before=0.0, after=0.0):
+NOTHING = torch.zeros((), dtype=torch.float64)
+
+
+def violation(u, update, residuals, before=NOTHING, after=NOTHING):
     """The largest error of the law, in roundings of the summands.
 
     before, after: what owners kept of means, before this step and after it.
@@ -45,4 +48,6 @@ def violation(u, update, residuals, before=0.0, after=0.0):
     # A residual is larger than u where a sign made a large value of a small one.
     sizes = (torch.stack(tensors).double().abs().amax(0) for tensors in (u, residuals))
     size = torch.maximum(*sizes) + update.double().abs() + 1e-30
+    # An owner keeps much of a small entry that shares a scale with a large one.
+    size = size + torch.maximum(before.abs(), after.abs())
     return float(((mean_u - update.double() - kept).abs() / size).max()) / 2**-23

@@ -10,7 +10,7 @@ from gradwire.accumulate.schedule import entry_count
 from gradwire.compress import METHODS
 from gradwire.exchange import EXCHANGES
 from tests.exchange.cases import allowed, kept_by_owners, options
-from tests.law.cases import KINDS, gradients, violation
+from tests.law.cases import KINDS, NOTHING, gradients, violation
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 FEW = [("allgather", "fp32"), ("allgather", "int4"), ("union", "fp32"), ("gtopk", "fp32")]
@@ -45,7 +45,7 @@ def test_law(method, exchange, values, world, size, density, kind, dtype, indice
         density=density,
         options=options(exchange, size, entry_count(density, size)),
     )
-    old, before = [torch.zeros(size) for _ in range(world)], 0.0
+    old, before = [torch.zeros(size) for _ in range(world)], NOTHING
     for _ in range(3):
         g = gradients(kind, world, size, dtype, generator)
         update = cluster.average(g)
