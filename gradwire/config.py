@@ -26,8 +26,8 @@ class Config:
     density: the share of entries that a worker sends, in (0, 1]. For methods that divide k among
         the workers (micro, exdyna, deft): the share that all workers send together.
     exchange: how workers agree on the mean. Without a name: the exchange of the method.
-    values: how values travel: "fp32", "bf16", "fp16", "int8", "int4" or "sign". The residual keeps
-        the rounding error.
+    values: how values travel: "fp32", "bf16", "fp16", "int8", "int4", "two-bit" or "sign". The
+        residual keeps the rounding error.
     indices: how indices travel: "int32", "packed" (12 bits each at density 0.001), "local16",
         "bitmap", or "auto", the smallest.
     rounding: how bf16, int8 and int4 values are rounded: "nearest" or "stochastic".

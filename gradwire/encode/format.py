@@ -32,15 +32,17 @@ INDICES = {"int32": 0, "common": 1, "packed": 2, "bitmap": 3, "local16": 4}
 LOCAL = 1 << 16
 """Entries per block of local16."""
 
-VALUES = {"fp32": 0, "bf16": 1, "fp16": 2, "int8": 3, "int4": 4, "sign": 5}
+VALUES = {"fp32": 0, "bf16": 1, "fp16": 2, "int8": 3, "int4": 4, "sign": 5, "two-bit": 6}
 """Names of the value codes, and their numbers in the header."""
 FLOATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 LEVELS = {"int8": 127, "int4": 7}
 """The largest level of a code; the smallest is the negative of it."""
 STOCHASTIC = ("bf16", "int8", "int4")
 """Value codes that can round stochastically."""
+WITHOUT_ZERO = ("sign", "two-bit")
+"""Value codes in which padding has a value too; a reader makes it zero."""
 BLOCK = 256
-"""Values that share a scale."""
+"""Values that share a scale, or the levels of two-bit."""
 LARGEST = 3.4e38
 """A little below the largest fp32 number, so that level x scale cannot round to infinity."""
 
@@ -131,7 +133,7 @@ def value_bytes(name: str, capacity: int) -> int:
     """Return the bytes of `capacity` values."""
     if name in FLOATS:
         return capacity * FLOATS[name].itemsize
-    codes = -(-capacity // {"int8": 1, "int4": 2, "sign": 8}[name])
+    codes = -(-capacity // {"int8": 1, "int4": 2, "two-bit": 4, "sign": 8}[name])
     return 4 * -(-capacity // BLOCK) + codes
 
 

@@ -3,7 +3,16 @@
 import torch
 from torch import Tensor
 
-from gradwire.encode.format import HEADER, INDICES, MAGIC, VALUES, Encoding, nbytes, parts
+from gradwire.encode.format import (
+    HEADER,
+    INDICES,
+    MAGIC,
+    VALUES,
+    WITHOUT_ZERO,
+    Encoding,
+    nbytes,
+    parts,
+)
 from gradwire.encode.indices import get_indices, put_indices
 from gradwire.encode.values import get_values
 from gradwire.errors import MessageError
@@ -55,8 +64,8 @@ def decode(buffer: Tensor, common: Tensor | None = None) -> tuple[Sparse, bool]:
         indices = get_indices(encoding.indices, index_bytes, size, capacity)
         if not torch.equal(put_indices(encoding.indices, indices, size), index_bytes):
             raise MessageError(f"the {encoding.indices} indices are damaged")
-    if encoding.values == "sign":
-        values = torch.where(indices < size, values, 0)  # padding has a sign too
+    if encoding.values in WITHOUT_ZERO:
+        values = torch.where(indices < size, values, 0)
     _check_entries(indices, values, count, size)
     counted = torch.tensor(count, dtype=torch.int32, device=buffer.device)
     return Sparse(indices, values, counted, size, encoding.indices == "common"), bool(finite)

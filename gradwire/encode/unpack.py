@@ -20,7 +20,7 @@ def unpack(
     messages: uint8 [ranks, bytes] in `encoding`; rows need not follow each other in memory.
     bare: True if the messages end before their values, which then become zero.
     """
-    # Signs have no kernel, because few exchanges can use them.
+    # Signs have no kernel, because their writer has none.
     version = unpack_torch if encoding.values == "sign" else _unpack_on(messages.device)
     return version(messages, size, capacity, encoding, bare)
 

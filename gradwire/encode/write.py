@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from gradwire.encode.format import HEADER, Encoding, index_bytes, value_bytes
+from gradwire.encode.format import HEADER, WITHOUT_ZERO, Encoding, index_bytes, value_bytes
 from gradwire.encode.indices import put_indices
 from gradwire.encode.noise import Noise
 from gradwire.encode.values import get_values, put_values
@@ -19,7 +19,7 @@ def write_message(
     The header is the template's with word 3 (count) and word 4 (finite) filled in. Then come the
     indices and the values in `encoding`, then zeros. With `noise` rounding is stochastic.
     """
-    # Signs have no kernel, because few exchanges can use them.
+    # Signs have no kernel: a kernel would add up their mean in another order.
     version = write_message_torch if encoding.values == "sign" else _write_on(template.device)
     return version(template, sparse, finite, encoding, noise)
 
@@ -38,8 +38,8 @@ def write_message_torch(
     body = out[split : split + value_bytes(encoding.values, sparse.capacity)]
     body.copy_(put_values(encoding.values, sparse.values, noise))
     seen = get_values(encoding.values, body, sparse.capacity)
-    if encoding.values == "sign":
-        seen = torch.where(sparse.indices < sparse.size, seen, 0)  # padding has a sign too
+    if encoding.values in WITHOUT_ZERO:
+        seen = torch.where(sparse.indices < sparse.size, seen, 0)
     return out, seen
 
 

@@ -18,6 +18,7 @@ EXCHANGES: Registry[Exchange] = Registry(
         "oktopk": "gradwire.exchange.oktopk:EXCHANGE",
         "sketched": "gradwire.exchange.sketched:EXCHANGE",
         "gs-sgd": "gradwire.exchange.gs_sgd:EXCHANGE",
+        "owner": "gradwire.exchange.owner:EXCHANGE",
         "hierarchical": "gradwire.exchange.hierarchical:EXCHANGE",
         "dense": "gradwire.exchange.dense:EXCHANGE",
         "dense-bf16": "gradwire.exchange.dense_bf16:EXCHANGE",

@@ -16,7 +16,7 @@ Compressing must save a twentieth of the step, because it costs memory and may c
 """
 _ALIKE = 1.05
 """Of the ways within a twentieth of the fastest, the one that loses least is taken."""
-_LOSSES = {"fp32": 0, "bf16": 1, "fp16": 2, "int8": 3, "int4": 4, "sign": 5}
+_LOSSES = {"fp32": 0, "bf16": 1, "fp16": 2, "int8": 3, "int4": 4, "two-bit": 5, "sign": 6}
 """The order of the encodings of values by their loss."""
 _EXACT = 0.01
 """Below this density the papers and the README's tables show a loss of accuracy."""

@@ -60,7 +60,15 @@ def padded(entries, n):
 
 @pytest.mark.parametrize(
     ("values", "most"),
-    [("fp32", 46), ("bf16", 30), ("fp16", 30), ("int8", 22), ("int4", 18), ("sign", 15)],
+    [
+        ("fp32", 46),
+        ("bf16", 30),
+        ("fp16", 30),
+        ("int8", 22),
+        ("int4", 18),
+        ("two-bit", 16),
+        ("sign", 15),
+    ],
 )
 def test_bits_an_entry_all_included(values, most):
     """At density 0.1 % the entropy of an index is 11.4 bits."""
@@ -128,6 +136,10 @@ def test_layout_of_values_by_hand():
     codes = body([2.0, -4.0, 0.0], [0, 1, 8], Encoding("sign", "bitmap"))[4:]
     assert codes[:4].view(torch.float32).tolist() == [3.0]
     assert codes[4:].tolist() == [2, *[0] * 7]
+    # Small 1, -3 and 2, large 8 and -10: the means are 2 and 9. The fifth opens a byte.
+    codes = body([1.0, 8.0, -3.0, -10.0, 2.0], [0, 1, 2, 3, 4], Encoding("two-bit", "bitmap"))[4:]
+    assert codes[:4].view(torch.bfloat16).tolist() == [2.0, 9.0]
+    assert codes[4:].tolist() == [0 | 2 << 2 | 1 << 4 | 3 << 6, *[0] * 7]
     # The second block of 256 has a scale of its own.
     u = torch.cat([torch.full((256,), 1.27), torch.full((44,), 2.54)])
     scales = encode(gradwire.compress(u, k=300), TRUE, Encoding("int8", "bitmap")).buffer[72:80]

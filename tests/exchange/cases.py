@@ -9,8 +9,10 @@ from gradwire.compress import METHODS
 from gradwire.encode import Encoding, encode
 from gradwire.encode.format import VALUES
 from gradwire.exchange import EXCHANGES
+from gradwire.exchange.owner import kept_name
 from gradwire.ranks.virtual import VirtualRanks
 from gradwire.types import Entries, Everything, Memory, Rounded, align, empty_sparse
+from tests.law.cases import NOTHING
 
 SKETCHES = ("sketched", "gs-sgd")
 
@@ -26,6 +28,14 @@ def allowed(methods=METHODS):
     ]
 
 
+def kept_by_owners(memories, size):
+    """What all owners keep of the mean of `size` entries; 0 (0-d) where nobody owns a part."""
+    names = [kept_name(rank, len(memories)) for rank in range(len(memories))]
+    if names[0] not in memories[0]:
+        return NOTHING
+    return torch.cat([memories[rank][name] for rank, name in enumerate(names)])[:size].double()
+
+
 def options(exchange, size, k):
     """A sketch as small as it may be; nothing for the others."""
     return {"rows": 1, "columns": min(align(size), 4 * k)} if exchange in SKETCHES else {}
@@ -33,13 +43,14 @@ def options(exchange, size, k):
 
 @dataclass
 class Result:
-    """What all ranks got; `residual` is u less what was delivered."""
+    """What all ranks got; `residual` is u less what was delivered; `kept` is by owners."""
 
     updates: list
     residuals: list
     ok: list
     sent: int
     rounds: int
+    kept: torch.Tensor
 
 
 class Hand:
@@ -68,7 +79,8 @@ class Hand:
         before = group.bytes_sent, group.rounds
         updates, residuals, ok = zip(*self.ranks.run(work), strict=True)
         sent, rounds = group.bytes_sent - before[0], group.rounds - before[1]
-        return Result([x[:-1] for x in updates], list(residuals), list(ok), sent, rounds)
+        kept = kept_by_owners(self.memories, us[0].numel())
+        return Result([x[:-1] for x in updates], list(residuals), list(ok), sent, rounds, kept)
 
 
 def flat(delivered, u):

@@ -9,7 +9,7 @@ from gradwire.encode import Encoding
 from gradwire.exchange import EXCHANGES
 from gradwire.types import align
 from tests.exchange.cases import SKETCHES, Hand, allowed, options
-from tests.law.cases import gradients, violation
+from tests.law.cases import NOTHING, gradients, violation
 
 WORLDS = [1, 2, 3, 4, 5, 6, 8]
 KINDS = ["independent", "correlated", "identical", "heavy", "one worker", "zeros", "layers"]
@@ -35,15 +35,16 @@ def test_law_and_equal_bits(method, exchange, values):
             indices = ("int32", "packed", "auto")[(i + j) % 3]
             more = extra(exchange, size, k, world)
             hand = Hand(exchange, world, method, values, indices, **more)
-            old = [torch.zeros(size)] * world
+            old, before = [torch.zeros(size)] * world, NOTHING
             for _ in range(2):
                 g = gradients(kind, world, size, torch.float32, generator)
                 u = [a + b for a, b in zip(g, old, strict=True)]
                 out = hand.step(u, k)
                 assert all(out.ok)
                 assert len({x.numpy().tobytes() for x in out.updates}) == 1
-                assert violation(u, out.updates[0], out.residuals) <= 4, (world, kind, size, k)
-                old = out.residuals
+                error = violation(u, out.updates[0], out.residuals, before, out.kept)
+                assert error <= 4, (world, kind, size, k)
+                old, before = out.residuals, out.kept
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -56,6 +57,8 @@ def test_all_entries_are_the_dense_mean(exchange, world):
         if exchange == "oktopk":
             # A region has room for 1.5 k / P entries: equal regions have k / P.
             more = {"refresh": 1}
+        if exchange == "owner":
+            more = {"back": "fp32"}
         out = Hand(exchange, world, **more).step(u, size)
         exact = torch.stack(u).mean(0)
         tolerance = 2**-7 if exchange == "dense-bf16" else 1e-6
@@ -83,6 +86,8 @@ COSTS = [
     ("sketched", {}),
     ("sketched", {"rows": 3, "columns": 400, "candidates": 2}),
     ("gs-sgd", {"ratio": 4.0}),
+    ("owner", {}),
+    ("owner", {"back": "two-bit", "room": 1.0}),
     ("hierarchical", {}),
     ("hierarchical", {"local": 2}),
     ("dense", {}),
@@ -116,6 +121,8 @@ REAL = [
     (3, "hierarchical", {"local": 1, "values": "int4"}),
     (4, "hierarchical", {"local": 2}),
     (3, "gtopk", {"merge": "paper"}),
+    (2, "owner", {"values": "two-bit", "indices": "auto"}),
+    (3, "owner", {"values": "sign", "indices": "packed", "back": "two-bit"}),
 ]
 
 
@@ -148,7 +155,7 @@ def test_virtual_workers_equal_real_ranks_bit_for_bit(ranks, world, exchange, fi
     ]
 
 
-@pytest.mark.parametrize("exchange", ["oktopk", "gs-sgd"])
+@pytest.mark.parametrize("exchange", ["oktopk", "gs-sgd", "owner"])
 def test_what_an_exchange_remembers_is_saved(exchange):
     """A run that goes on from its state is bit-equal; one that forgets its memory is not."""
 
@@ -162,6 +169,8 @@ def test_what_an_exchange_remembers_is_saved(exchange):
     fields = {"exchange": exchange, "density": 0.01, "ratio": 5.0}
     if exchange == "oktopk":
         fields = {"exchange": exchange, "density": 0.01, "refresh": 8}
+    if exchange == "owner":
+        fields = {"exchange": exchange, "density": 0.01}
     whole = gradwire.VirtualCluster(3, **fields)
     run(whole, range(3))
     saved = whole.state_dict()

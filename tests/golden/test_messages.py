@@ -31,7 +31,7 @@ def test_every_encoding_is_recorded():
         for way in [*VALUES, *(f"{values}~" for values in STOCHASTIC)]
         for indices in [*INDICES, "auto"]
     }
-    assert len(labels) == 54
+    assert len(labels) == 60
     assert BYTES.keys() == {*messages.SETS, *WITHOUT}
     for name, found in BYTES.items():
         missing = {label for label in labels if label.endswith(" bitmap")} if name == "far" else ()

@@ -35,11 +35,19 @@ KINDS = [
 ]
 
 
-def violation(u, update, residuals):
-    """The largest error of the law, in roundings of the summands."""
-    mean_u = torch.stack(u).double().mean(0)
-    kept = torch.stack(residuals).double().mean(0)
+NOTHING = torch.zeros((), dtype=torch.float64)
+
+
+def violation(u, update, residuals, before=NOTHING, after=NOTHING):
+    """The largest error of the law, in roundings of the summands.
+
+    before, after: what owners kept of means, before this step and after it.
+    """
+    mean_u = torch.stack(u).double().mean(0) + before
+    kept = torch.stack(residuals).double().mean(0) + after
     # A residual is larger than u where a sign made a large value of a small one.
     sizes = (torch.stack(tensors).double().abs().amax(0) for tensors in (u, residuals))
     size = torch.maximum(*sizes) + update.double().abs() + 1e-30
+    # An owner keeps much of a small entry that shares a scale with a large one.
+    size = size + torch.maximum(before.abs(), after.abs())
     return float(((mean_u - update.double() - kept).abs() / size).max()) / 2**-23

@@ -25,7 +25,7 @@ def test_a_cluster_counts_what_its_exchange_sends_and_what_dense_would(world):
 
 ENCODED = [
     (exchange, values, indices)
-    for exchange in ("allgather", "gtopk", "oktopk", "union", "hierarchical")
+    for exchange in ("allgather", "gtopk", "oktopk", "union", "owner", "hierarchical")
     for values in EXCHANGES[exchange].values
     for indices in ("int32", "packed", "local16", "bitmap", "auto")
 ]

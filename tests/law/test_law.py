@@ -9,8 +9,8 @@ import gradwire
 from gradwire.accumulate.schedule import entry_count
 from gradwire.compress import METHODS
 from gradwire.exchange import EXCHANGES
-from tests.exchange.cases import allowed, options
-from tests.law.cases import KINDS, gradients, violation
+from tests.exchange.cases import allowed, kept_by_owners, options
+from tests.law.cases import KINDS, NOTHING, gradients, violation
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 FEW = [("allgather", "fp32"), ("allgather", "int4"), ("union", "fp32"), ("gtopk", "fp32")]
@@ -45,15 +45,16 @@ def test_law(method, exchange, values, world, size, density, kind, dtype, indice
         density=density,
         options=options(exchange, size, entry_count(density, size)),
     )
-    old = [torch.zeros(size) for _ in range(world)]
+    old, before = [torch.zeros(size) for _ in range(world)], NOTHING
     for _ in range(3):
         g = gradients(kind, world, size, dtype, generator)
         update = cluster.average(g)
         new = [cluster.residual(rank) for rank in range(world)]
         assert update.dtype == dtype
         u = [a.float() + b for a, b in zip(g, old, strict=True)]
-        assert violation(u, update, new) <= 4
-        old = new
+        after = kept_by_owners([state.bundles[0].memory for state in cluster._states], size)
+        assert violation(u, update, new, before, after) <= 4
+        old, before = new, after
 
 
 def test_what_was_sent_is_exactly_gone():
@@ -86,6 +87,7 @@ def test_a_worker_that_is_not_finite_stops_the_step_everywhere(exchange, bad):
     update = cluster.average(third)
     total = torch.stack([*first, *second, *third]).double().sum(0)
     new = sum(cluster.residual(rank).double() for rank in range(3))
+    new += 3 * kept_by_owners([state.bundles[0].memory for state in cluster._states], 300)
     torch.testing.assert_close(3 * (sent + update).double() + new, total, rtol=0, atol=1e-5)
     assert cluster.stats().skipped == 1
 

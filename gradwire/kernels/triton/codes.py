@@ -16,6 +16,7 @@ BF16 = tl.constexpr(1)
 FP16 = tl.constexpr(2)
 INT8 = tl.constexpr(3)
 INT4 = tl.constexpr(4)
+TWO_BIT = tl.constexpr(6)
 BLOCK = tl.constexpr(256)
 
 
@@ -73,6 +74,13 @@ def quantised(share, half, LEVELS: tl.constexpr, STOCHASTIC: tl.constexpr):
 
 
 @triton.jit
+def leveled(levels, code):
+    """Return the value of a two-bit code; the word `levels` holds both levels of its block."""
+    bits = tl.where(code >= 2, levels & -65536, levels << 16)
+    return (bits | ((code & 1) << 31)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def value_at(body, i, real, capacity, CODE: tl.constexpr):
     """Return the fp32 value of each entry i of a message whose values begin at the word `body`.
 
@@ -88,6 +96,11 @@ def value_at(body, i, real, capacity, CODE: tl.constexpr):
     elif CODE == FP16:
         half = tl.load(body.to(tl.pointer_type(tl.float16)) + i, mask=real, other=0)
         return half.to(tl.float32)
+    elif CODE == TWO_BIT:
+        levels = tl.load(body + i // BLOCK, mask=real, other=0)
+        codes = (body + (capacity + BLOCK - 1) // BLOCK).to(tl.pointer_type(tl.uint8))
+        four = tl.load(codes + i // 4, mask=real, other=0).to(tl.int32)
+        return leveled(levels, (four >> ((i & 3) * 2)) & 3)
     else:
         scale = tl.load(body.to(tl.pointer_type(tl.float32)) + i // BLOCK, mask=real, other=0)
         codes = body + (capacity + BLOCK - 1) // BLOCK

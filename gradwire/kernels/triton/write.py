@@ -22,6 +22,7 @@ from gradwire.encode.format import (
     low_bits,
     word_parts,
 )
+from gradwire.encode.values import FULL, REFITS
 from gradwire.kernels.triton.bits import rounded
 from gradwire.kernels.triton.codes import (
     BITMAP,
@@ -32,7 +33,9 @@ from gradwire.kernels.triton.codes import (
     INT32,
     LOCAL16,
     PACKED,
+    TWO_BIT,
     count_below,
+    leveled,
     position,
     quantised,
     random_halves,
@@ -107,6 +110,53 @@ def _put_levels(
         tl.store(codes, nibbles.to(tl.uint8), mask=pair < room)
     tl.store(seen + i, first.to(tl.float32) * scale, mask=i < capacity)
     tl.store(seen + i + 1, second.to(tl.float32) * scale, mask=i + 1 < capacity)
+
+
+@triton.jit
+def _put_two_bits(
+    body, seen, indices, values, tile, capacity, size, room, limit,
+    TILE: tl.constexpr, FULL: tl.constexpr, REFITS: tl.constexpr,
+):  # fmt: skip
+    # By fours, because a byte has four codes.
+    block = tile * (TILE // BLOCK) + tl.arange(0, TILE // BLOCK)
+    byte = block[:, None] * (BLOCK // 4) + tl.arange(0, BLOCK // 4)[None, :]
+    i = 4 * byte[:, :, None] + tl.arange(0, 4)[None, None, :]
+    value = tl.load(values + i, mask=i < capacity, other=0).to(tl.float32)
+    magnitude = tl.where(value == value, tl.minimum(tl.abs(value), limit), 0.0)
+    largest = tl.max(tl.max(magnitude, axis=2), axis=1)
+    divisor = tl.where(largest > 0, largest, 1.0)[:, None, None] + tl.zeros_like(magnitude)
+    share = (tl.div_rn(magnitude, divisor) * FULL).to(tl.int32)
+    in_block = tl.maximum(tl.minimum(capacity - block * BLOCK, BLOCK), 1)
+    total = tl.sum(tl.sum(share, axis=2), axis=1)
+    cut = total // in_block
+    cut += cut // 4
+    for refit in tl.static_range(REFITS + 1):
+        is_large = (share > cut[:, None, None]).to(tl.int32)
+        large = tl.sum(tl.sum(is_large, axis=2), axis=1)
+        large_total = tl.sum(tl.sum(share * is_large, axis=2), axis=1)
+        if refit < REFITS:
+            top = tl.where(large > 0, large_total // tl.maximum(large, 1), FULL)
+            cut = ((total - large_total) // tl.maximum(in_block - large, 1) + top) // 2
+    low = _level(total - large_total, in_block - large, largest, FULL)
+    levels = low | (_level(large_total, large, largest, FULL) << 16)
+    code = is_large * 2 + (value < 0).to(tl.int32)
+    blocks = (capacity + BLOCK - 1) // BLOCK
+    tl.store(body + block, levels, mask=block < blocks)
+    code = tl.where(i < capacity, code, 0)
+    four = tl.sum(code << (2 * tl.arange(0, 4))[None, None, :], axis=2)
+    codes = (body + blocks).to(tl.pointer_type(tl.uint8)) + byte
+    tl.store(codes, four.to(tl.uint8), mask=byte < room)
+    index = tl.load(indices + i, mask=i < capacity, other=0)
+    value = tl.where(index < size, leveled(levels[:, None, None], code), 0.0)
+    tl.store(seen + i, value, mask=i < capacity)
+
+
+@triton.jit
+def _level(total, count, largest, FULL: tl.constexpr):
+    """Return the mean of `count` shares as the 16 bits of a bf16; 0 for none."""
+    mean = tl.div_rn(total.to(tl.float32), tl.maximum(count, 1).to(tl.float32))
+    mean = rounded(mean * (1 / FULL) * largest, tl.bfloat16)
+    return mean.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
 
 
 @triton.jit
@@ -185,7 +235,7 @@ def _put_words(
 def _write_message(
     out, seen, template, indices, values, count, finite, step, key, capacity, size, low, split,
     words, room, tiles, limit, CODE: tl.constexpr, VALUES: tl.constexpr, LEVELS: tl.constexpr,
-    STOCHASTIC: tl.constexpr, TILE: tl.constexpr, WORDS: tl.constexpr,
+    STOCHASTIC: tl.constexpr, TILE: tl.constexpr, WORDS: tl.constexpr, REFITS: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     body = out + 8 + split + words
@@ -194,6 +244,10 @@ def _write_message(
     elif VALUES <= FP16:
         _put_floats(
             body, seen, values, step, key, tile, capacity, room, limit, VALUES, STOCHASTIC, TILE
+        )
+    elif VALUES == TWO_BIT:
+        _put_two_bits(
+            body, seen, indices, values, tile, capacity, size, room, limit, TILE, LEVELS, REFITS
         )
     else:
         _put_levels(
@@ -230,8 +284,10 @@ def write_message_triton(
         room = left // FLOATS[encoding.values].itemsize
         tiles = -(-room // TILE)
     else:
-        limit, room = LARGEST, left - 4 * -(-capacity // BLOCK.value)
-        tiles = -(-room // (TILE if encoding.values == "int8" else TILE // 2))
+        two_bit = encoding.values == "two-bit"
+        limit = torch.finfo(torch.bfloat16).max if two_bit else LARGEST
+        room = left - 4 * -(-capacity // BLOCK.value)
+        tiles = -(-room // (TILE // {"int8": 1, "int4": 2, "two-bit": 4}[encoding.values]))
     tiles = max(1, tiles)
     # Moved into the range of int32, so that every key has the same type.
     step, key = (None, 0) if noise is None else (noise.step, noise.key - (1 << 31))
@@ -239,8 +295,8 @@ def write_message_triton(
         tiles + -(-split // WORDS) + -(-words // WORDS), out, out.view(torch.int32), seen,
         template.view(torch.int32), indices, values, sparse.count, finite, step, key, capacity,
         sparse.size, low_bits(sparse.size, capacity), split, words, room, tiles, limit,
-        INDICES[encoding.indices], VALUES[encoding.values], LEVELS.get(encoding.values, 0),
-        noise is not None, TILE, WORDS,
+        INDICES[encoding.indices], VALUES[encoding.values], LEVELS.get(encoding.values, FULL),
+        noise is not None, TILE, WORDS, REFITS,
     )  # fmt: skip
     return out, values if seen is None else seen
 

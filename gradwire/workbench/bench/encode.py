@@ -19,7 +19,7 @@ from gradwire.workbench.bench.row import device_name, software_versions
 
 ENCODINGS = (
     "fp32+int32", "bf16+int32", "fp32+packed", "bf16+packed", "fp16+packed", "int8+packed",
-    "int4+packed", "int4+packed+stochastic", "bf16+local16",
+    "int4+packed", "int4+packed+stochastic", "two-bit+packed", "bf16+local16",
 )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ VALUES = [name for name in codes.VALUES if name != "sign"]
 CODES = [(v, "packed", "nearest") for v in VALUES] + [("int4", i, "nearest") for i in INDICES]
 CODES += [("fp32", "int32", "nearest"), ("bf16", "common", "nearest")]
 CODES += [(v, "local16", "stochastic") for v in STOCHASTIC]
+CODES += [("two-bit", i, "nearest") for i in INDICES if i != "packed"]
 
 
 def packed(sparse, encoding, finite=True):
