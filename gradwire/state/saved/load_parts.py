@@ -1,4 +1,4 @@
-"""Loading a folder of parts: read and check everything, compare with the other ranks, then change."""
+"""Loading a folder of parts: read and check everything, compare with the others, then change."""
 
 import hashlib
 import io
