@@ -26,9 +26,8 @@ def is_sharded(model: object) -> bool:
     if "torch.distributed.fsdp" not in sys.modules or not isinstance(model, nn.Module):
         # The import takes seconds. While nobody has imported FSDP2, no model is sharded.
         return False
-    from torch.distributed.fsdp import FSDPModule
-
-    return any(isinstance(module, FSDPModule) for module in model.modules())
+    kind = getattr(sys.modules["torch.distributed.fsdp"], "FSDPModule", None)
+    return kind is not None and any(isinstance(module, kind) for module in model.modules())
 
 
 def unwrap_ddp(model: object) -> DistributedDataParallel:

@@ -20,6 +20,7 @@ from gradwire.accumulate.lr import LrTracker
 from gradwire.accumulate.step_status import StepStatus
 from gradwire.config import Config, configure
 from gradwire.errors import GradwireError, StateError, unknown
+from gradwire.integrate.versions import note_torch
 from gradwire.kernels.scan import Piece
 from gradwire.kernels.side_stream import Target, keep_for_stream
 from gradwire.ranks.distributed import DistributedGroup
@@ -75,6 +76,9 @@ class State:
         optimizer: Optimizer | None = None,
         **fields: Any,
     ) -> None:
+        if type(self) is State:
+            # The functions that make other handles look at torch themselves.
+            note_torch()
         self.config = configure(config, fields)
         self.model_names = None if model is None else parameter_names(model)
         self.watch = Watch(model, self.config.watch) if self.config.watch else None

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gradwire.config import Config, configure
-from gradwire.errors import AttachError
+from gradwire.errors import AttachError, one_line
 from gradwire.integrate.adam import warn_of_adam
 from gradwire.integrate.attached import Attached, Attachment
 from gradwire.integrate.ddp.engine import Engine
@@ -30,7 +30,7 @@ from gradwire.integrate.refuse import (
 )
 from gradwire.integrate.versions import note_torch
 from gradwire.state.state import State
-from gradwire.torch_internals import has_hook, reduced_parameters
+from gradwire.torch_internals import has_hook, missing, reduced_parameters
 
 if TYPE_CHECKING:
     from gradwire.plan.auto import Auto
@@ -96,8 +96,10 @@ def attach(
     fields |= {"scaler": scaler, "optimizer": optimizer}
     if replicate_group is not None or is_sharded(model):
         # torch takes seconds to import FSDP2, so only sharded models import it.
-        from gradwire.integrate.fsdp import attach_sharded
-
+        try:
+            from gradwire.integrate.fsdp import attach_sharded
+        except ImportError as error:
+            raise missing(f"FSDP2 ({one_line(error)})") from error
         return attach_sharded(model, config, replicate_group, fields)
     return _attach_ddp(model, config, fields)
 

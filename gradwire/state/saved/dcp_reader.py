@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import io
 import math
+import os
 import pickle
 import re
 import warnings
@@ -23,7 +24,8 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
 from gradwire.errors import StateError, one_line
-from gradwire.state.saved.manifest import refuse_pipe
+from gradwire.state.saved.draft import copy_of
+from gradwire.state.saved.manifest import read_manifest, refuse_pipe
 from gradwire.torch_internals import LAYOUT, memory_format_codes, storage_info, storage_prefix
 
 METADATA = ".metadata"
@@ -228,6 +230,31 @@ def _is_place(place: Any) -> bool:
     )
 
 
+def metadata_file(folder: Path, digests: Mapping[str, str]) -> Path:
+    """Return the file with the folder's records: `.metadata`, or the copy that a save has made.
+
+    A save that is killed between `.metadata` and the manifest leaves a new `.metadata` beside the
+    old manifest. Then the copy is the one that the manifest names.
+    """
+    file = folder / METADATA
+    refuse_pipe(file)
+    copy = copy_of(file, 0)
+    if copy.is_file() and hashlib.sha256(copy.read_bytes()).hexdigest() == digests.get(METADATA):
+        return copy
+    return file
+
+
+def mend_metadata(folder: Path) -> None:
+    """Put back the `.metadata` that a save, which was killed, has replaced."""
+    try:
+        digests = read_manifest(folder).get("files", {})
+    except (StateError, OSError):
+        return
+    file = metadata_file(folder, digests)
+    if file.name != METADATA:
+        os.replace(file, folder / METADATA)
+
+
 class Reader(dcp.FileSystemReader):
     """torch's reader of a folder, with a checked `.metadata` and checked files.
 
@@ -241,8 +268,7 @@ class Reader(dcp.FileSystemReader):
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
         """Return the folder's Metadata, checked."""
-        file = self._folder / METADATA
-        refuse_pipe(file)
+        file = metadata_file(self._folder, self._digests)
         try:
             content = file.read_bytes()
         except FileNotFoundError:

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -13,8 +14,9 @@ def replace_file(file: Path, fill: Callable[[BinaryIO], object]) -> bytes:
     After an error, of a full disk for example, the old file is still there and no other file is
     left behind. If the disk was the cause, the error is an OSError.
     """
-    # Named after the process, because ranks that share a folder write one manifest at one time.
-    temporary = file.with_name(f"{file.name}.{os.getpid()}.tmp")
+    # A random name, because ranks that share a folder write one manifest at one time. Processes in
+    # containers may have the same number.
+    temporary = file.with_name(f"{file.name}.{secrets.token_hex(4)}.tmp")
     try:
         with temporary.open("w+b") as out:
             fill(out)

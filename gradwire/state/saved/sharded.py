@@ -14,7 +14,6 @@ import contextlib
 import hashlib
 import io
 import logging
-import operator
 import re
 import secrets
 import warnings
@@ -34,14 +33,14 @@ from gradwire.ranks.together import gather_words
 from gradwire.state.saved import plain
 from gradwire.state.saved.check import check_sizes
 from gradwire.state.saved.dcp_reader import (
-    FILE,
     METADATA,
     Reader,
     Writer,
     innermost,
+    mend_metadata,
     read_into,
 )
-from gradwire.state.saved.files import replace_file
+from gradwire.state.saved.draft import Draft, files_of
 from gradwire.state.saved.manifest import (
     MANIFEST,
     adopt_identity,
@@ -59,6 +58,8 @@ log = logging.getLogger("gradwire")
 
 _TOP = "gradwire"
 _VECTORS = ("residual", "velocity")
+_OURS = re.compile(r"__\d+_[0-9a-f]{8}_\d+\.distcp")
+"""Names of the data files that `save` writes; those of torch have no word in the middle."""
 
 
 @torch.no_grad()
@@ -105,82 +106,72 @@ def save(wire: "ShardedWire", path: Path) -> None:
 
     Files have new names. The files of the last checkpoint go when the new one is whole.
     """
+    rank = dist.get_rank()
+    draft = Draft(path, rank, [METADATA, MANIFEST] if rank == 0 else [])
     _agree(wire, "save")
     adopt_identity(wire, _groups(wire))
     token = _gather_all(wire, secrets.token_hex(4))[0]
-    failure: Exception | None = None
+    old_files = files_of(path)
+    files = _write(wire, draft, token)
+    draft.complete()
+    # Files of a save that was killed are in no manifest.
+    strays = {file.name for file in path.iterdir() if _OURS.fullmatch(file.name)}
+    for name in (old_files | strays) - files:
+        with contextlib.suppress(OSError):
+            (path / name).unlink()
+
+
+def _write(wire: "ShardedWire", draft: Draft, token: str) -> set[str]:
+    """Write all files, then the manifest; return their names. A collective call.
+
+    An error on one rank is an error on every rank.
+    """
+    path = draft.folder
+    failure: BaseException | None = None
     content: dict[str, Any] = {}
-    old: dict[str, bytes] = {}
+    digests: dict[str, str] = {}
     try:
         refuse_other(wire, path)
-        path.mkdir(parents=True, exist_ok=True)
+        if dist.get_rank() == 0:
+            mend_metadata(path)
+        draft.begin()
         content = state_dict(wire, guarded=True)
-        files = [file for name in (METADATA, MANIFEST) if (file := path / name).is_file()]
-        old = {file.name: file.read_bytes() for file in files}
-    except GradwireError as error:
-        failure = error
-    except Exception as error:  # any kind, because the other ranks wait for this one
+    except BaseException as error:  # any kind, because the other ranks wait for this one
         failure = _refusal(path, error)
-    _raise_together(wire, failure, ExchangeError)
-    try:
-        _write(wire, path, token, content)
-    except BaseException:
-        _take_back(path, token, old)
-        raise
-
-
-def _write(wire: "ShardedWire", path: Path, token: str, content: dict[str, Any]) -> None:
-    """Write all files, then the manifest, then delete the old files. A collective call."""
-    failure: Exception | None = None
-    digests: dict[str, str] = {}
-    old_files = _manifest_files(path)
+    _raise_together(wire, failure, ExchangeError, draft)
     try:
         with warnings.catch_warnings():
             # torch warns that it may overwrite files, but the new files have new names.
             warnings.filterwarnings("ignore", message="Detected an existing checkpoint")
             dcp.save({_TOP: content}, storage_writer=Writer(path, token))
         digests = _digests(path, token)
-    except (Exception, dcp.CheckpointException) as error:
-        failure = _refusal(path, innermost(error))
-    _raise_together(wire, failure, ExchangeError)
+    except BaseException as error:
+        failure = _refusal(path, error)
+    draft.new = [*path.glob(f"__{dist.get_rank()}_{token}_*"), *path.glob(f"{METADATA}.tmp")]
+    _raise_together(wire, failure, ExchangeError, draft)
     files = {name: value for part in _gather_all(wire, digests) for name, value in part.items()}
     if dist.get_rank() == 0:
         try:
             write_manifest(path, {"steps": wire.steps, "run": wire.identity, "files": files})
-        except Exception as error:
+        except BaseException as error:
             failure = _refusal(path / MANIFEST, error)
-    _raise_together(wire, failure, ExchangeError)
-    for name in old_files - files.keys():
-        with contextlib.suppress(OSError):
-            (path / name).unlink()
+    _raise_together(wire, failure, ExchangeError, draft)
+    return set(files)
 
 
-def _take_back(path: Path, token: str, old: Mapping[str, bytes]) -> None:
-    """Undo a save that failed: delete its files, and put back the `old` files that it replaced."""
-    rank = dist.get_rank()
-    left = list(path.glob(f"__{rank}_{token}_*"))
-    if rank == 0:
-        left += [path / f"{METADATA}.tmp", *(path / n for n in {METADATA, MANIFEST} - old.keys())]
-        for name, content in old.items():
-            with contextlib.suppress(OSError):
-                replace_file(path / name, operator.methodcaller("write", content))
-    for file in left:
-        with contextlib.suppress(OSError):
-            file.unlink()
-
-
-def _manifest_files(path: Path) -> set[str]:
-    """Return the data files of the checkpoint that the folder holds now."""
-    try:
-        files = read_manifest(path).get("files", {})
-    except (StateError, OSError):
-        return set()
-    return {name for name in files if FILE.fullmatch(name)}
-
-
-def _refusal(path: Path, error: BaseException) -> ExchangeError:
-    why = error.strerror if isinstance(error, OSError) else one_line(error)
-    return ExchangeError(f"{path} could not be written: {why}. The last checkpoint is untouched")
+def _refusal(path: Path, error: BaseException) -> BaseException:
+    """Return the error that this rank raises once the other ranks know of it."""
+    # The error of torch is on every rank, and names the rank that failed.
+    failures = error.failures if isinstance(error, dcp.CheckpointException) else {}
+    rank = next(iter(failures), dist.get_rank())
+    cause = innermost(error)
+    is_interrupt = rank == dist.get_rank() and not isinstance(cause, Exception)
+    if isinstance(cause, GradwireError) or is_interrupt:
+        return cause
+    why = cause.strerror if isinstance(cause, OSError) else one_line(cause)
+    return ExchangeError(
+        f"rank {rank} could not write {path}: {why}. The last checkpoint is untouched"
+    )
 
 
 def _digests(path: Path, token: str) -> dict[str, str]:
@@ -283,15 +274,22 @@ def _gather_all(wire: "ShardedWire", value: Any) -> list[Any]:
 
 
 def _raise_together(
-    wire: "ShardedWire", failure: Exception | None, kind: type[GradwireError]
+    wire: "ShardedWire",
+    failure: BaseException | None,
+    kind: type[GradwireError],
+    draft: Draft | None = None,
 ) -> None:
-    """Raise on every rank when one of them failed.
+    """Undo the draft and raise on every rank when one of them failed.
 
     A rank that failed raises its own error. The others raise a `kind` with the first failure.
     """
-    words = "" if failure is None else f"rank {dist.get_rank()}: {failure}"
+    words = ""
+    if failure is not None:
+        words = f"rank {dist.get_rank()}: {str(failure) or one_line(failure)}"
     first = next((text for text in _gather_all(wire, words) if text), None)
     if first is not None:
+        if draft is not None:
+            draft.undo()
         raise failure or kind(first)
 
 

@@ -20,13 +20,13 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from gradwire.errors import ExchangeError, GradwireError
 from gradwire.workbench.lab.lab import check_memory
 from gradwire.workbench.train.worker import (
-    STOP_SIGNALS,
     Worker,
     heard_signals,
     joined,
     leave,
     loopback,
     share_cores,
+    stop_signals,
     under_torchrun,
     worker_device,
 )
@@ -116,11 +116,11 @@ def _signals_blocked() -> Iterator[None]:
     """
     # Started now, because its start would unblock the signals.
     resource_tracker.ensure_running()
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals())
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, stop_signals())
 
 
 def _collect(handles: list[_Handle], timeout: float | None) -> Any:

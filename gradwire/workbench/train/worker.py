@@ -16,12 +16,16 @@ import torch.distributed as dist
 
 from gradwire.errors import ConfigError, ExchangeError
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+def stop_signals() -> list[signal.Signals]:
+    """Return the signals that stop a run. Windows has no SIGHUP."""
+    names = "SIGINT", "SIGTERM", "SIGHUP"
+    return [getattr(signal, name) for name in names if hasattr(signal, name)]
 
 
 def heard_signals() -> list[signal.Signals]:
     """Return the signals to stop that this process does not ignore; nohup ignores SIGHUP."""
-    return [number for number in STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    return [number for number in stop_signals() if signal.getsignal(number) != signal.SIG_IGN]
 
 
 @dataclass

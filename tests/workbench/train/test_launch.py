@@ -11,6 +11,7 @@ import pytest
 from gradwire.errors import GradwireError
 from gradwire.workbench.data import DataError
 from gradwire.workbench.train.launch import WorkerError, launch
+from gradwire.workbench.train.worker import heard_signals
 from tests.workbench.train import jobs
 
 
@@ -60,6 +61,11 @@ def test_a_hangup_that_nohup_ignores_is_ignored():
             launch(jobs.sleep, workers=1, timeout=6)
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_a_platform_without_a_hangup(monkeypatch):
+    monkeypatch.delattr(signal, "SIGHUP")
+    assert heard_signals() == [signal.SIGINT, signal.SIGTERM]
 
 
 def test_more_workers_than_the_memory_holds_are_refused():

@@ -120,12 +120,13 @@ def stopped_by(number, files, out):
     return said.splitlines()[-1].split()
 
 
-def test_ctrl_c_saves_and_the_printed_command_goes_on_bit_for_bit(
-    files, tmp_path, broken_off, on_the_pool, monkeypatch
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_saves_and_the_printed_command_goes_on_bit_for_bit(
+    files, tmp_path, broken_off, on_the_pool, monkeypatch, number
 ):
     _, (whole, *_) = broken_off
     out = tmp_path / "run"
-    command = stopped_by(signal.SIGINT, files, out)
+    command = stopped_by(number, files, out)
     assert command == ["gradwire", "train", "--resume", str(out)]
     monkeypatch.setattr(sys, "argv", command)
     with pytest.raises(SystemExit) as end:
@@ -133,11 +134,6 @@ def test_ctrl_c_saves_and_the_printed_command_goes_on_bit_for_bit(
     assert end.value.code in (0, None)
     assert read_json(out / "result.json")["parameters_sha256"] == whole["parameters_sha256"]
     assert (out / "report.html").is_file()
-
-
-def test_sigterm_saves_too(files, tmp_path):
-    command = stopped_by(signal.SIGTERM, files, tmp_path / "run")
-    assert command == ["gradwire", "train", "--resume", str(tmp_path / "run")]
 
 
 def test_comparison_runs_share_the_seed_and_the_report(files, tmp_path, on_the_pool):
