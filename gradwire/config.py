@@ -27,7 +27,8 @@ class Config:
         the workers (micro, exdyna, deft): the share that all workers send together.
     exchange: how workers agree on the mean. Without a name: the exchange of the method.
     values: how values travel: "fp32", "bf16", "fp16", "int8", "int4", "two-bit" or "sign". The
-        residual keeps the rounding error.
+        residual keeps the rounding error. With method "dense" and an exchange of messages
+        ("allgather", "owner") all entries travel so, without indices.
     indices: how indices travel: "int32", "packed" (12 bits each at density 0.001), "local16",
         "bitmap", or "auto", the smallest.
     rounding: how bf16, int8 and int4 values are rounded: "nearest" or "stochastic".
@@ -168,6 +169,13 @@ class Config:
     def exchange_options(self) -> dict[str, Any]:
         """The entries of `options` that belong to the exchange."""
         return {k: v for k, v in self.options.items() if k in EXCHANGES[self.exchange].options}
+
+    @cached_property
+    def encodes_all(self) -> bool:
+        """True: method dense with an exchange of messages. All entries travel, as `values`."""
+        exchange = EXCHANGES[self.exchange]
+        in_messages = not (exchange.whole or exchange.chooses)
+        return self.method == "dense" and self.values != "fp32" and in_messages
 
     @cached_property
     def correction(self) -> Correction:

@@ -14,4 +14,9 @@ def dense(u: Tensor, k: int, memory: Memory, scan: Scan | None = None) -> Sparse
     return Sparse(indices, u.clone(), count, u.numel(), common=True)
 
 
-METHOD = Method(dense, common=lambda options: True)
+METHOD = Method(
+    dense,
+    common=lambda options: True,
+    capacity=lambda k, size, options: size,
+    block=lambda k, size, device, options: 0,
+)

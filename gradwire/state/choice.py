@@ -40,7 +40,7 @@ class Choice:
 def choose(bundle: Bundle, config: Config, step: int, ranks: int, flush: bool) -> Choice:
     """Return the choice for this step, the same on every rank."""
     density = config.schedule.density_at(step)
-    k = entry_count(density, bundle.entries)
+    k = bundle.size if config.encodes_all else entry_count(density, bundle.entries)
     reason = _why_dense(bundle, config, density, k, ranks, flush)
     exchange = EXCHANGES[config.exchange]
     if reason:
@@ -69,13 +69,13 @@ def prepare(bundles: Sequence[Bundle], config: Config, group: Group) -> None:
 def _why_dense(
     bundle: Bundle, config: Config, density: float, k: int, ranks: int, flush: bool
 ) -> str:
-    if config.method == "dense":
+    if config.method == "dense" and not config.encodes_all:
         return "method"
     if bundle.dense:
         return "rule"
     if flush:
         return "flush"
-    if density == 1:
+    if density == 1 and not config.encodes_all:
         return "schedule"
     if bundle.entries < config.dense_below:
         return "small"

@@ -7,8 +7,8 @@ import gradwire
 from gradwire.compress import METHODS
 from gradwire.exchange import EXCHANGES
 from gradwire.kernels.scan import LARGEST_U
-from tests.exchange.cases import allowed, options
-from tests.law.cases import violation
+from tests.exchange.cases import allowed, kept_by_owners, options
+from tests.law.cases import NOTHING, violation
 from tests.law.test_law import CASES
 
 SIZE, K = 300, 30
@@ -76,7 +76,7 @@ def test_with_momentum(nesterov):
 @pytest.mark.parametrize("exchange", EXCHANGES)
 @pytest.mark.filterwarnings("ignore:a sketch of")
 def test_the_largest_that_gets_in_does_no_harm(exchange):
-    wires, old = cluster(4, "topk", exchange), [torch.zeros(SIZE)] * 4
+    wires, old, before = cluster(4, "topk", exchange), [torch.zeros(SIZE)] * 4, NOTHING
     for step in range(4):
         g = gradients(4, step)
         if step == 0:
@@ -84,11 +84,13 @@ def test_the_largest_that_gets_in_does_no_harm(exchange):
                 own[-K:] = LARGEST_U if rank < 2 else 0
                 own[:K] = 0 if rank < 2 else LARGEST_U
         update, new = wires.average(g), [wires.residual(rank) for rank in range(4)]
-        assert violation([a + b for a, b in zip(g, old, strict=True)], update, new) <= 4
+        after = kept_by_owners([state.bundles[0].memory for state in wires._states], SIZE)
+        u = [a + b for a, b in zip(g, old, strict=True)]
+        assert violation(u, update, new, before, after) <= 4
         if step == 0 and exchange == "gtopk":
             # Two ranks' entries were cut and wait with one of them: more than gets in.
             assert new[0].amax() == 2 * LARGEST_U
-        old = new
+        old, before = new, after
 
 
 def test_momentum_does_not_stop_all_later_steps():

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import gradwire
 from gradwire.accumulate import Bundle
 from gradwire.config import Config
 from gradwire.errors import ConfigError
@@ -49,6 +50,28 @@ def test_every_reason_sends_all_by_an_exchange_that_sends_all(reason):
     assert choice.k == (b or bundle()).size
     assert not choice.selects
     assert reason in REASONS
+
+
+def test_dense_with_values_of_a_message_is_encoded_whatever_the_density():
+    for density in (0.01, 1.0):
+        fields = {"method": "dense/allgather", "values": "two-bit", "density": density}
+        choice = chosen(**fields)
+        assert (choice.k, choice.exchange, choice.reason) == (SIZE, "allgather", "")
+    assert chosen(method="dense/allgather", values="int8", ranks=16).reason == "bytes"
+    assert chosen(method="dense/allgather").reason == "method", "fp32 is dense's"
+    assert chosen(method="dense/gtopk", values="bf16").reason == "method"
+    assert chosen(flush=True, **fields).exchange == "dense"
+
+
+@pytest.mark.parametrize(("values", "bits"), [("sign", 1.125), ("two-bit", 2.125), ("int4", 4.125)])
+def test_dense_sends_the_bits_of_its_values(values, bits):
+    cluster = gradwire.VirtualCluster(2, method="dense/allgather", values=values)
+    g = [torch.randn(SIZE) for _ in range(2)]
+    update = cluster.average(g)
+    assert 8 * cluster.stats().bytes_sent / SIZE == pytest.approx(bits, abs=0.01)
+    kept = torch.stack([cluster.residual(rank) for rank in range(2)])
+    assert 0 < kept.square().mean() < 0.5
+    torch.testing.assert_close(update + kept.mean(0), torch.stack(g).mean(0))
 
 
 def test_a_flush_is_in_fp32_whatever_was_asked_for():
