@@ -59,7 +59,6 @@ def test_dense_with_values_of_a_message_is_encoded_whatever_the_density():
         assert (choice.k, choice.exchange, choice.reason) == (SIZE, "allgather", "")
     assert chosen(method="dense/allgather", values="int8", ranks=16).reason == "bytes"
     assert chosen(method="dense/allgather").reason == "method", "fp32 is dense's"
-    assert chosen(method="dense/gtopk", values="bf16").reason == "method"
     assert chosen(flush=True, **fields).exchange == "dense"
 
 

@@ -70,7 +70,16 @@ def test_a_sum_that_overflows_stays_out():
     assert not both(scan_torch, scan_triton, residual, pieces, 32, True)
 
 
-LARGE = [0.0, LARGEST_U, LARGEST_U * (1 + 2.0**-23), 4 * LARGEST_U, 3.4e38, -LARGEST_U, 1e6]
+LARGE = [
+    float("inf"),
+    0.0,
+    LARGEST_U,
+    LARGEST_U * (1 + 2.0**-23),
+    4 * LARGEST_U,
+    3.4e38,
+    -LARGEST_U,
+    1e6,
+]
 
 
 @pytest.mark.parametrize("residual", LARGE)
