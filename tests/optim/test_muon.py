@@ -4,6 +4,7 @@ import copy
 import math
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
@@ -238,7 +239,10 @@ def test_fused_weights_are_cut_into_their_matrices():
     """q, k and v, gate and up, and experts move as they would as weights of their own."""
     model = Fused()
     start = copy.deepcopy(model)
-    moved = updates(model, muon(model, lr=0.1, weight_decay=0.0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer = muon(model, lr=0.1, weight_decay=0.0)
+    moved = updates(model, optimizer)
     for name, dim, parts in (
         ("c_attn.weight", 1, 3),
         ("qkv.weight", 0, 3),
@@ -329,8 +333,18 @@ def test_a_closure_is_called_and_parameters_without_a_gradient_stay():
 
 
 def test_names_are_plain_inside_a_compiled_model():
-    model = gpt()
-    assert where(muon(torch.compile(model), lr=0.01)) == where(muon(model, lr=0.01))
+    model, wanted = gpt(), where(muon(gpt(), lr=0.01))
+    model.blocks[0] = torch.compile(model.blocks[0])
+    assert where(muon(torch.compile(model), lr=0.01)) == wanted
+
+
+def wrapped(rank):
+    ddp = nn.parallel.DistributedDataParallel(gpt())
+    return where(muon(ddp, lr=0.01)) == where(muon(gpt(), lr=0.01))
+
+
+def test_names_are_plain_inside_ddp(ranks):
+    assert ranks.run(1, wrapped) == [True]
 
 
 class Sharded(nn.Parameter):

@@ -22,6 +22,7 @@ from gradwire.workbench.train.options import resolve
 
 NO_FLAG = {
     "momentum": "--momentum is that of the run; --momentum-correction says who applies it",
+    "decay": "it forgets, which local steps may and gradients before SGD should not",
     "bundle_mb": "gradwire bench step compares bundles",
     "dense_below": "a matter of latency, as bundles are",
     "watch": "a run compares its replicas when it ends",
