@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_leaves
 
 import gradwire
 from gradwire.accumulate.schedule import entry_count
-from tests.exchange.cases import allowed, options
-from tests.law.cases import gradients, violation
+from tests.exchange.cases import allowed, kept_by_owners, options
+from tests.law.cases import NOTHING, gradients, violation
 
 PACKAGE = Path(gradwire.__file__).parent
 FACTORIES = {
@@ -110,15 +110,16 @@ def run(default, steps, method, exchange, values, more):
         sketch = options(exchange, SIZE, entry_count(DENSITY, SIZE))
         fields = {"exchange": exchange, "values": values, "density": DENSITY, **sketch, **more}
         cluster = gradwire.VirtualCluster(WORLD, method=method, **fields)
-        out, error = [], 0.0
+        out, error, before_step = [], 0.0, NOTHING
         old = [torch.zeros_like(g, dtype=torch.float32) for g in steps[0]]
         for gradient in steps:
             update = cluster.average(gradient).clone()
             new = [cluster.residual(rank) for rank in range(WORLD)]
             u = [g.float() + kept for g, kept in zip(gradient, old, strict=True)]
-            error = max(error, violation(u, update, new))
+            after = kept_by_owners([s.bundles[0].memory for s in cluster._states], SIZE)
+            error = max(error, violation(u, update, new, before_step, after))
             out += [update, *new]
-            old = new
+            old, before_step = new, after
         return out, error
     finally:
         torch.set_default_dtype(before)

@@ -11,8 +11,8 @@ import gradwire
 from gradwire.accumulate.momentum import clip_factor
 from gradwire.accumulate.schedule import entry_count
 from gradwire.exchange import EXCHANGES
-from tests.exchange.cases import SKETCHES, options
-from tests.law.cases import KINDS, gradients, violation
+from tests.exchange.cases import SKETCHES, kept_by_owners, options
+from tests.law.cases import KINDS, NOTHING, gradients, violation
 from tests.law.test_law import CASES, DTYPES
 
 PAIRS = sorted({(method, exchange) for method, exchange, _ in CASES})
@@ -52,13 +52,15 @@ def test_law(method, exchange, world, size, density, kind, dtype, nesterov, mask
         nesterov=nesterov, masking=masking, **options(exchange, size, entry_count(density, size)),
     )  # fmt: skip
     e = m = [torch.zeros(size)] * world
+    before_step = NOTHING
     for _ in range(4):
         g = gradients(kind, world, size, dtype, generator)
         update = cluster.average(g)
         new = [cluster.residual(rank) for rank in range(world)]
         pairs = [corrected(*x, 0.9, nesterov) for x in zip(g, m, e, strict=True)]
-        assert violation([u for _, u in pairs], update, new) <= 4
-        m, e = momenta(cluster), new
+        after = kept_by_owners([s.bundles[0].memory for s in cluster._states], size)
+        assert violation([u for _, u in pairs], update, new, before_step, after) <= 4
+        m, e, before_step = momenta(cluster), new, after
         for now, (before, _) in zip(m, pairs, strict=True):
             assert bool(((now == before) | (now == 0)).all())
             assert masking or torch.equal(now, before)
@@ -92,7 +94,7 @@ def test_momentum_ends_where_something_was_delivered(exchange):
     for rank, now in enumerate(momenta(cluster)):
         m, u = corrected(g[rank], old[rank], kept[rank], 0.9, False)
         gone = update != 0
-        if exchange in ("oktopk", "hierarchical", *SKETCHES):
+        if exchange in ("oktopk", "owner", "hierarchical", *SKETCHES):
             gone &= cluster.residual(rank) != u
         elif exchange != "union":
             gone &= gradwire.compress(u, density=0.02).dense() != 0
@@ -100,7 +102,7 @@ def test_momentum_ends_where_something_was_delivered(exchange):
             # What was cut in one pair may come back by another: then it stays where it was cut.
             gone &= cluster.residual(rank) == 0
         assert torch.equal(now, torch.where(gone, 0, m))
-        assert int(gone.sum()) >= (1 if exchange in ("gtopk", "oktopk") else 20)
+        assert int(gone.sum()) >= (1 if exchange in ("gtopk", "oktopk", "owner") else 20)
 
 
 def test_flush_keeps_the_momentum():

@@ -106,6 +106,16 @@ def test_what_does_not_fit_has_its_turn(method):
         assert all(60 < n <= 100 for n in counts)
 
 
+def test_padding_is_no_entry():
+    """A method that leaves out zeros sends ten entries in room for a hundred."""
+    cluster = gradwire.VirtualCluster(3, method="dgc", exchange="owner", density=0.1, dense_below=0)
+    g = [torch.zeros(1000) for _ in range(3)]
+    for one in g:
+        one[::100] = 1.0
+    cluster.average(g)
+    assert cluster.stats().achieved_density == 0.01
+
+
 def test_the_next_mean_has_what_the_last_one_lost():
     """Without residuals: after n steps the updates are n means, less what is kept now."""
     world, size = 4, 3000

@@ -66,7 +66,8 @@ def test_gloo_ranks_with_cuda_tensors():
     assert stats["bytes_sent"] < stats["bytes_dense"] / 50
 
 
-EVERY = ["union", "gtopk", "oktopk", "sketched", "gs-sgd", "hierarchical", "dense", "dense-bf16"]
+EVERY = ["union", "gtopk", "oktopk", "sketched", "gs-sgd", "owner", "hierarchical"]
+EVERY += ["dense", "dense-bf16"]
 
 
 @pytest.mark.parametrize("exchange", EVERY)
@@ -186,6 +187,7 @@ CODES = [
     ("bf16", "packed"),
     ("int4", "packed"),
     ("sign", "packed"),
+    ("two-bit", "packed"),
     ("int8", "local16"),
     ("fp16", "bitmap"),
 ]
