@@ -101,7 +101,7 @@ def mean_of_messages_cpu(
         _add_to_parts(parts, indices, shares / len(gathered), size)
     if into.out is None and parts[0][1] is not into.pieces[0][1]:
         into.put(parts[0][1])
-    return into.out, torch.tensor(ok)
+    return into.out, torch.tensor(ok, dtype=torch.bool)
 
 
 def _parts_of(into: Target, size: int, ranks: int) -> Sequence[Piece]:
