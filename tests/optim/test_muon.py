@@ -14,6 +14,16 @@ from torch.nn import functional
 from gradwire.errors import ConfigError
 from gradwire.optim import MuonAdamW, muon, newton_schulz
 
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Small products on several threads wait for each other where the machine is busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 ROWS = 60
 """Of the embedding."""
 
