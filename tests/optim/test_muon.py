@@ -295,6 +295,21 @@ def test_a_saved_optimizer_goes_on(tmp_path):
     assert repr(copy.deepcopy(again)) == repr(optimizer)
 
 
+def test_a_loaded_count_of_steps_is_where_the_fused_adamw_needs_it():
+    """torch moves it to the parameter's device, and to fp32, only if the group says fused."""
+    model = gpt()
+    optimizer = muon(model, lr=0.01)
+    train(model, [optimizer], 1)
+    state = optimizer.state_dict()
+    for values in state["state"].values():
+        if "step" in values:
+            values["step"] = values["step"].double()
+    optimizer.load_state_dict(state)
+    steps = [v["step"].dtype for v in optimizer.state.values() if "step" in v]
+    assert set(steps) == {torch.float32}
+    train(model, [optimizer], 1, start=1)
+
+
 def test_a_scheduler_changes_every_group():
     model = gpt()
     optimizer = muon(model, lr=0.01)
