@@ -75,9 +75,12 @@ def muon(
     if not any(group["rule"] == "muon" for group in groups):
         raise ConfigError("muon found no hidden matrix in this model: use torch.optim.AdamW")
     if roles.left_whole:
+        first = roles.left_whole[0]
+        is_stack = roles.parameters[first].dim() == 3
         warnings.warn(
-            f"muon: {_collapse(roles.left_whole)} may hold several matrices and is one to Muon: "
-            f"give split={{{roles.left_whole[0]!r}: sizes}}, or 1 to leave it whole",
+            f"muon: {_collapse(roles.left_whole)} may hold several matrices and is one to Muon"
+            f"{' for each of the first dimension' if is_stack else ''}: give "
+            f"split={{{first!r}: {'1}' if is_stack else 'sizes}, or 1'} to leave it whole",
             stacklevel=2,
         )
     return MuonAdamW(groups, lr, weight_decay)

@@ -281,6 +281,17 @@ def test_fused_weights_that_are_left_whole_are_named():
     assert "\n" not in str(seen[0].message)
 
 
+def test_stacks_of_fused_matrices_are_named_and_can_be_meant():
+    model = nn.Module()
+    model.gate_up_proj = nn.Parameter(torch.randn(3, 8, 6))
+    words = r"one to Muon for each of the first dimension: give split={'gate_up_proj': 1} to leave"
+    with pytest.warns(UserWarning, match=words):
+        muon(model, lr=0.01)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        muon(model, lr=0.01, split={"gate_up_proj": 1})
+
+
 def test_a_saved_optimizer_goes_on(tmp_path):
     whole, broken = gpt(), gpt()
     train(whole, [muon(whole, lr=0.01)], 6)
