@@ -66,16 +66,21 @@ def muon(
         if role.rule == "muon":
             group |= {"momentum": momentum, "cut": role.cut}
         else:
-            group |= {"betas": betas, "eps": eps}
+            # torch puts a loaded count of steps beside its parameter if the group is fused.
+            fused = all(p.device.type in _FUSED_ON for _, p in parameters)
+            group |= {"betas": betas, "eps": eps, "fused": fused}
             if role.kind == "norms and biases":
                 group["weight_decay"] = 0.0
         groups.append(group)
     if not any(group["rule"] == "muon" for group in groups):
         raise ConfigError("muon found no hidden matrix in this model: use torch.optim.AdamW")
     if roles.left_whole:
+        first = roles.left_whole[0]
+        is_stack = roles.parameters[first].dim() == 3
         warnings.warn(
-            f"muon: {_collapse(roles.left_whole)} may hold several matrices and is one to Muon: "
-            f"give split={{{roles.left_whole[0]!r}: sizes}}, or 1 to leave it whole",
+            f"muon: {_collapse(roles.left_whole)} may hold several matrices and is one to Muon"
+            f"{' for each of the first dimension' if is_stack else ''}: give "
+            f"split={{{first!r}: {'1}' if is_stack else 'sizes}, or 1'} to leave it whole",
             stacklevel=2,
         )
     return MuonAdamW(groups, lr, weight_decay)
@@ -144,10 +149,9 @@ class MuonAdamW(Optimizer):
                 _wide(weights[i]).add_(update, alpha=-rate)
 
     def _adamw_step(self, parameters: list[Tensor], group: Mapping[str, Any]) -> None:
-        fused = all(p.device.type in _FUSED_ON for p in parameters)
         for p in parameters:
             if not self.state[p]:
-                place = p.device if fused else None
+                place = p.device if group["fused"] else None
                 self.state[p] |= {
                     "step": torch.zeros((), dtype=torch.float32, device=place),
                     "exp_avg": torch.zeros_like(p, memory_format=torch.preserve_format),
@@ -161,7 +165,7 @@ class MuonAdamW(Optimizer):
             [state["exp_avg_sq"] for state in states],
             [],
             [state["step"] for state in states],
-            fused=fused,
+            fused=group["fused"],
             amsgrad=False,
             beta1=group["betas"][0],
             beta2=group["betas"][1],

@@ -137,8 +137,12 @@ class Roles:
         return None
 
     def _given_cut(self, name: str, parameter: Tensor, parts: Split) -> Cut | None:
+        if parts == 1:
+            return None
         if parameter.dim() != 2:
-            raise ConfigError(f"split: {name} has 3 dimensions, a matrix for each of the first")
+            raise ConfigError(
+                f"split: {name} has 3 dimensions, a matrix for each of the first; it takes 1 only"
+            )
         dim = 1 if self._is_transposed(parameter) else 0
         size = parameter.shape[dim]
         if isinstance(parts, int):

@@ -389,6 +389,19 @@ def test_a_sharded_parameter_is_refused():
         call(model)
 
 
+class FullyShardedDataParallel(nn.Module):
+    """FSDP1 is known by its name, because importing it takes seconds."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+
+def test_a_model_in_fsdp1_is_refused():
+    with pytest.raises(AttachError, match=r"a sharded model \(FSDP1\): pass the plain model$"):
+        call(nn.Sequential(FullyShardedDataParallel(models.model())))
+
+
 def wrapped(rank):
     ddp = DistributedDataParallel(models.model())
     with pytest.raises(AttachError, match="pass the plain model"):

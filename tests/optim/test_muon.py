@@ -14,6 +14,16 @@ from torch.nn import functional
 from gradwire.errors import ConfigError
 from gradwire.optim import MuonAdamW, muon, newton_schulz
 
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Small products on several threads wait for each other where the machine is busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 ROWS = 60
 """Of the embedding."""
 
@@ -271,6 +281,17 @@ def test_fused_weights_that_are_left_whole_are_named():
     assert "\n" not in str(seen[0].message)
 
 
+def test_stacks_of_fused_matrices_are_named_and_can_be_meant():
+    model = nn.Module()
+    model.gate_up_proj = nn.Parameter(torch.randn(3, 8, 6))
+    words = r"one to Muon for each of the first dimension: give split={'gate_up_proj': 1} to leave"
+    with pytest.warns(UserWarning, match=words):
+        muon(model, lr=0.01)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        muon(model, lr=0.01, split={"gate_up_proj": 1})
+
+
 def test_a_saved_optimizer_goes_on(tmp_path):
     whole, broken = gpt(), gpt()
     train(whole, [muon(whole, lr=0.01)], 6)
@@ -283,6 +304,21 @@ def test_a_saved_optimizer_goes_on(tmp_path):
     for p, q in zip(whole.parameters(), broken.parameters(), strict=True):
         assert torch.equal(p, q)
     assert repr(copy.deepcopy(again)) == repr(optimizer)
+
+
+def test_a_loaded_count_of_steps_is_where_the_fused_adamw_needs_it():
+    """torch moves it to the parameter's device, and to fp32, only if the group says fused."""
+    model = gpt()
+    optimizer = muon(model, lr=0.01)
+    train(model, [optimizer], 1)
+    state = optimizer.state_dict()
+    for values in state["state"].values():
+        if "step" in values:
+            values["step"] = values["step"].double()
+    optimizer.load_state_dict(state)
+    steps = [v["step"].dtype for v in optimizer.state.values() if "step" in v]
+    assert set(steps) == {torch.float32}
+    train(model, [optimizer], 1, start=1)
 
 
 def test_a_scheduler_changes_every_group():

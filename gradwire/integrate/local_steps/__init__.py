@@ -44,9 +44,11 @@ class LocalSteps(State):
     not send, so its gradients see the updates that other ranks still wait for. With outer lr 1 and
     no momentum, an exchange then leaves the mean of all w unchanged.
 
-    SparseLoCo (Sarfi et al. 2025) differs in two points. Its residual decays by 0.999 per round;
-    here the residual does not decay, because the law would not hold. Its mean is over the ranks
-    that sent an entry; here the mean is over all ranks.
+    With `decay` the residual is multiplied by it after an exchange, and what that takes away is
+    forgotten: sum of x - w + residual = P update + sum of new residuals + sum of old - new.
+
+    SparseLoCo (Sarfi et al. 2025) differs in its mean, which is over the ranks that sent an entry;
+    here the mean is over all ranks.
     """
 
     averaged = ("residual", "velocity", "weights")
