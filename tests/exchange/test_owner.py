@@ -141,7 +141,7 @@ def test_the_next_mean_has_what_the_last_one_lost():
 
 
 def test_an_owner_keeps_its_part_and_no_more():
-    hand = Hand("owner", 3, "dense")
+    hand = Hand("owner", 3, "dense", "sign")
     hand.step([torch.randn(1000) for _ in range(3)], 1000)
     length = part_length(1000, 3)
     assert length == 512
