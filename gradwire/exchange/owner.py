@@ -1,7 +1,8 @@
 """Owner: every part of the vector has an owner, who sends its mean back in a few bits."""
 
 import logging
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gradwire")
 
-_BACK, _ROOM = "int4", 1.25
+_BACK, _ROOM = "int4", 1.125
 
 
 def owner(
@@ -42,9 +43,10 @@ def owner(
     3. Rank p encodes every entry of the part as `back`, and keeps the new rounding.
     4. All ranks gather the parts, so that every rank reads the same bytes.
 
-    A part is a run of blocks of 256 entries. What rank p keeps is d / P entries of its memory, and
-    never in a residual. In the law it counts P times: the sum of all u is P times the update, plus
-    all residuals, plus P times the growth of what owners keep.
+    Blocks of 256 entries are dealt out to the parts in turn, so every part has its share of every
+    layer. What rank p keeps is d / P entries of its memory, and never in a residual. In the law it
+    counts P times: the sum of all u is P times the update, plus all residuals, plus P times the
+    growth of what owners keep.
 
     The message for a part has room for `room` times an even share of the entries. Of more entries a
     run is sent that begins elsewhere in each step; the others stay in the residual.
@@ -53,7 +55,7 @@ def owner(
     length = part_length(size, ranks)
     with stage("encode"):
         capacity = part_capacity(chosen.capacity, size, length, room)
-        parts = _Parts(chosen, ranks, length, capacity, _next_step(memory, u))
+        parts = _cut(chosen, ranks, length, capacity, _next_step(memory, u))
         usable = message.finite == 1
         rows = [encode(part, usable, message.encoding) for part in parts.each]
     received = group.all_to_all(torch.stack([row.buffer for row in rows]))
@@ -66,8 +68,9 @@ def owner(
     gathered = group.all_gather(answer.buffer)
     with stage("decode"):
         means, ok = answer.unpack_all(gathered)
-        values = torch.cat([*(part.values for part in means), u.new_zeros(1)])
-        update = torch.where(ok, values[: size + 1], float("nan"))
+        values = u.new_zeros(size + 1)
+        values[:size] = in_order(torch.stack([part.values for part in means]), size)
+        update = torch.where(ok, values, float("nan"))
         lost = answer.chosen.values - answer.delivered.values
         memory[kept_name(group.rank, ranks)] = torch.where(ok, lost, kept)
         sent = parts.joined([row.delivered.values for row in rows])
@@ -77,6 +80,19 @@ def owner(
 def part_length(size: int, ranks: int) -> int:
     """Return the entries of one part: whole blocks, and enough of them for `size` entries."""
     return BLOCK * -(-size // (BLOCK * ranks))
+
+
+def by_part(flat: Tensor, ranks: int) -> Tensor:
+    """Return the entries by part [ranks, length]; zeros behind the last one."""
+    length = part_length(flat.numel(), ranks)
+    padded = flat.new_zeros(ranks * length)
+    padded[: flat.numel()] = flat
+    return padded.view(-1, ranks, BLOCK).transpose(0, 1).reshape(ranks, length)
+
+
+def in_order(parts: Tensor, size: int) -> Tensor:
+    """Return the `size` entries that `by_part` dealt out."""
+    return parts.view(len(parts), -1, BLOCK).transpose(0, 1).reshape(-1)[:size]
 
 
 def part_capacity(k: int, size: int, length: int, room: float) -> int:
@@ -120,47 +136,75 @@ def _encode_all(values: Tensor, usable: Tensor, back: str) -> Message:
     return encode(entries, usable, Encoding(back, "common"))
 
 
+@dataclass(frozen=True)
 class _Parts:
-    """Entries of one rank, cut into one Sparse of `capacity` entries per part."""
+    """Entries of one rank, cut into parts.
 
-    def __init__(
-        self, chosen: Sparse, ranks: int, length: int, capacity: int, step: Tensor
-    ) -> None:
-        device = chosen.indices.device
-        starts = length * torch.arange(ranks + 1, dtype=torch.int64, device=device)
-        # Padding lies at `size`, which is below the end of the last part.
-        ends = starts.clamp(max=chosen.size).to(torch.int32)
-        first = torch.searchsorted(chosen.indices, ends)
-        counts = first.diff().unsqueeze(1)
-        fits = counts.clamp(max=capacity)
-        # Of more entries than fit, a run is sent that goes on at the first one behind the last.
-        begin = torch.where(counts > capacity, step * capacity % counts.clamp(min=1), 0)
-        around = (begin + fits - counts).clamp(min=0)
-        slot = torch.arange(capacity, dtype=torch.int64, device=device)
-        place = torch.where(slot < around, slot, begin + slot - around)
-        self._real = slot < fits
-        source = (first[:-1].unsqueeze(1) + place).clamp(max=max(0, chosen.capacity - 1))
-        self._chosen, self._indices = chosen, chosen.indices[source]
-        local = self._indices - starts[:-1].unsqueeze(1)
-        indices = torch.where(self._real, local, length).to(torch.int32)
-        values = torch.where(self._real, chosen.values[source], 0)
-        self.each = [
-            Sparse(indices[p], values[p], fits[p, 0].to(torch.int32), length, chosen.common)
-            for p in range(ranks)
-        ]
-        """The entries of each part, by their place in the part."""
+    each: the entries of each part, by their place in the part.
+    joined: from the values that owners see, the entries of all parts as one Sparse.
+    """
 
-    def joined(self, seen: list[Tensor]) -> Sparse:
-        """Return all entries that were sent, with the values that their owners saw."""
-        chosen, real = self._chosen, self._real.view(-1)
-        # The spare last place takes the slots without an entry.
-        slot = torch.where(real, real.cumsum(0) - 1, chosen.capacity)
+    each: list[Sparse]
+    joined: Callable[[list[Tensor]], Sparse]
+
+
+def _cut(chosen: Sparse, ranks: int, length: int, capacity: int, step: Tensor) -> _Parts:
+    """Return the entries by part, at most `capacity` of each part."""
+    if chosen.common and chosen.capacity == chosen.size:
+        return _cut_everything(chosen, ranks, length)
+    spare, device = ranks * length, chosen.indices.device
+    block, real = chosen.indices.long() // BLOCK, chosen.indices < chosen.size
+    part, place = block % ranks, block // ranks * BLOCK + chosen.indices % BLOCK
+    cell = torch.where(real, part * length + place, spare)
+    is_chosen = torch.zeros(spare + 1, dtype=torch.int32, device=device).index_fill_(0, cell, 1)
+    order = is_chosen[:spare].view(ranks, length).cumsum(1, dtype=torch.int32)
+    counts = order[:, -1].long()
+    fits = counts.clamp(max=capacity)
+    # Of more entries than fit, a run is sent that goes on at the first one behind the last.
+    begin = torch.where(counts > capacity, step * capacity % counts.clamp(min=1), 0)
+    around = (begin + fits - counts).clamp(min=0)
+    number = order.view(-1)[cell.clamp(max=spare - 1)] - 1
+    slot = torch.where(number < around[part], number, number - begin[part] + around[part])
+    sent = (number < around[part]) | (number >= begin[part])
+    sent &= real & (slot < fits[part])
+    # The spare last slot takes the entries that are not sent.
+    slot = torch.where(sent, part * capacity + slot, ranks * capacity)
+    indices = chosen.indices.new_full((ranks * capacity + 1,), length)
+    values = chosen.values.new_zeros(ranks * capacity + 1)
+    indices.scatter_(0, slot, torch.where(sent, place, length).to(torch.int32))
+    values.scatter_(0, slot, torch.where(sent, chosen.values, 0))
+    rows = indices[:-1].view(ranks, capacity), values[:-1].view(ranks, capacity)
+    each = [
+        Sparse(i, v, count, length, chosen.common)
+        for i, v, count in zip(*rows, fits.to(torch.int32), strict=True)
+    ]
+
+    def joined(seen: list[Tensor]) -> Sparse:
+        flat = torch.cat([*seen, seen[0].new_zeros(1)])
+        end = torch.where(sent, sent.cumsum(0) - 1, chosen.capacity)
         indices = chosen.indices.new_full((chosen.capacity + 1,), chosen.size)
-        values = chosen.values.new_zeros(chosen.capacity + 1)
-        indices.scatter_(0, slot, torch.where(real, self._indices.view(-1), chosen.size))
-        values.scatter_(0, slot, torch.where(real, torch.cat(seen), 0))
-        count = real.sum(dtype=torch.int32)
+        indices.scatter_(0, end, torch.where(sent, chosen.indices, chosen.size))
+        values = flat.new_zeros(chosen.capacity + 1).scatter_(0, end, flat[slot])
+        count = sent.sum(dtype=torch.int32)
         return replace(chosen, indices=indices[:-1], values=values[:-1], count=count)
+
+    return _Parts(each, joined)
+
+
+def _cut_everything(chosen: Sparse, ranks: int, length: int) -> _Parts:
+    """Return all entries by part; no index travels."""
+    values = by_part(chosen.values, ranks)
+    # Places behind the last entry are padding.
+    numbers = by_part(chosen.indices + 1, ranks)
+    places = torch.arange(length, dtype=torch.int32, device=values.device)
+    indices = torch.where(numbers > 0, places, length)
+    counts = (numbers > 0).sum(1, dtype=torch.int32)
+    each = [Sparse(i, v, n, length, True) for i, v, n in zip(indices, values, counts, strict=True)]
+
+    def joined(seen: list[Tensor]) -> Sparse:
+        return replace(chosen, values=in_order(torch.stack(seen), chosen.size))
+
+    return _Parts(each, joined)
 
 
 def owner_check(back: str = _BACK, room: float = _ROOM) -> None:

@@ -9,7 +9,7 @@ from gradwire.compress import METHODS
 from gradwire.encode import Encoding, encode
 from gradwire.encode.format import VALUES
 from gradwire.exchange import EXCHANGES
-from gradwire.exchange.owner import kept_name
+from gradwire.exchange.owner import in_order, kept_name
 from gradwire.ranks.virtual import VirtualRanks
 from gradwire.types import Entries, Everything, Memory, Rounded, align, empty_sparse
 from tests.law.cases import NOTHING
@@ -33,7 +33,8 @@ def kept_by_owners(memories, size):
     names = [kept_name(rank, len(memories)) for rank in range(len(memories))]
     if names[0] not in memories[0]:
         return NOTHING
-    return torch.cat([memories[rank][name] for rank, name in enumerate(names)])[:size].double()
+    parts = torch.stack([memories[rank][name] for rank, name in enumerate(names)])
+    return in_order(parts, size).double()
 
 
 def options(exchange, size, k):
