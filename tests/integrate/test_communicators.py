@@ -181,6 +181,40 @@ def test_close_gives_threads_and_descriptors_back(ranks, way, fields):
             assert all(b >= a for b, a in zip(before, after, strict=True)), counts
 
 
+def dropped(rank, way):
+    """What the process holds after each of many wires that nobody has closed."""
+    counts = []
+    for _ in range(30):
+        drop_one(rank, way)
+        dist.barrier()
+        counts.append(held())
+    return counts
+
+
+def drop_one(rank, way):
+    net = models.model()
+    if way == "local steps":
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        gradwire.local_steps(net, optimizer, every=1, density=0.05).exchange()
+    elif way == "average":
+        gradwire.average([torch.ones(2000)], gradwire.State(density=0.01))
+    else:
+        ddp = DistributedDataParallel(net)
+        if way == "attach":
+            gradwire.attach(ddp, density=0.01, dense_below=0)
+        else:
+            ddp.register_comm_hook(gradwire.State(density=0.01), gradwire.ddp_hook)
+        models.train(ddp, rank, 1)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts in /proc")
+@pytest.mark.parametrize("way", ["attach", "hook", "local steps", "average"])
+def test_wires_that_are_dropped_give_threads_and_descriptors_back(ranks, way):
+    for counts in ranks.run(2, dropped, way):
+        most = [max(held) for held in zip(*counts[:12], strict=True)]
+        assert all(now <= then for now, then in zip(counts[-1], most, strict=True)), counts
+
+
 REFUSED = {
     "fields differ": lambda rank, net: gradwire.attach(
         DistributedDataParallel(net), density=0.1 + 0.1 * rank
