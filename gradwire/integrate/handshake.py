@@ -49,7 +49,7 @@ def handshake(
     callers = process_group or dist.group.WORLD
     assert callers is not None
     if len(_groups) >= _MANY:
-        # DDP is in a cycle of references, and keeps the wire and its descriptors in it.
+        # A model is often in a cycle of references, which keeps its wire and the descriptors.
         gc.collect()
     timeout = timedelta(seconds=config.timeout)
     group = take_group(callers, device, timeout, _priority_options(callers, device, timeout))

@@ -1,5 +1,6 @@
 """attach makes process groups of its own; after detach they do not add up."""
 
+import gc
 import itertools
 import os
 import threading
@@ -184,10 +185,14 @@ def test_close_gives_threads_and_descriptors_back(ranks, way, fields):
 def dropped(rank, way):
     """What the process holds after each of many wires that nobody has closed."""
     counts = []
-    for _ in range(30):
-        drop_one(rank, way)
-        dist.barrier()
-        counts.append(held())
+    gc.disable()  # Python would collect some of them, or none, as it happens.
+    try:
+        for _ in range(30):
+            drop_one(rank, way)
+            dist.barrier()
+            counts.append(held())
+    finally:
+        gc.enable()
     return counts
 
 
@@ -202,6 +207,7 @@ def drop_one(rank, way):
         ddp = DistributedDataParallel(net)
         if way == "attach":
             gradwire.attach(ddp, density=0.01, dense_below=0)
+            ddp.cycle = [ddp]  # as a trainer that a model knows
         else:
             ddp.register_comm_hook(gradwire.State(density=0.01), gradwire.ddp_hook)
         models.train(ddp, rank, 1)
