@@ -4,6 +4,8 @@ Every rank sends its configuration and its parameters as JSON. Each rank compare
 those of rank 0, so every rank raises the same error.
 """
 
+import gc
+import weakref
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -26,6 +28,12 @@ _VERSION = "gradwire"
 """The field that holds the version of gradwire."""
 
 
+_groups: "weakref.WeakSet[DistributedGroup]" = weakref.WeakSet()
+"""The groups of the wires of this process, those dropped and not collected yet among them."""
+_MANY = 8
+"""The number of groups from which on dropped wires are collected before a new one is made."""
+
+
 def handshake(
     process_group: dist.ProcessGroup | None,
     config: Config,
@@ -40,6 +48,9 @@ def handshake(
     """
     callers = process_group or dist.group.WORLD
     assert callers is not None
+    if len(_groups) >= _MANY:
+        # A model is often in a cycle of references, which keeps its wire and the descriptors.
+        gc.collect()
     timeout = timedelta(seconds=config.timeout)
     group = take_group(callers, device, timeout, _priority_options(callers, device, timeout))
     fields = config.asdict() | dict(more or {})
@@ -52,6 +63,7 @@ def handshake(
     except GradwireError:
         group.leave(callers)
         raise
+    _groups.add(group)
     return group
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from gradwire.errors import ExchangeError
 from gradwire.ranks.communicator import give_back_communicator, take_communicator
 from gradwire.ranks.group import Group, check_equal, read_rows, row_of, uncounted
-from gradwire.ranks.liveness import roll_call, sign_stopped
+from gradwire.ranks.liveness import explain_stop, roll_call, sign_stopped
 from gradwire.stages import stage
 from gradwire.torch_internals import backend_of
 
@@ -226,9 +226,11 @@ class DistributedGroup(Group):
         if self._parent is not None:
             self._parent._count(sent, rounds)
 
-    def give_up(self) -> None:
+    def give_up(self, why: str = "") -> None:
         """Break the connections, so that peers fail now instead of at their timeout; then sign."""
         self.is_broken = True
+        if why and not self.on_stream:
+            explain_stop(self.process_group.group_name, self.rank, why)
         for part in self._parts():
             part.give_up()
         if self.on_stream or self.size == 1:

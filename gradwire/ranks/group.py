@@ -95,8 +95,11 @@ class Group(ABC):
         """
         return read_rows(self.all_gather(row_of(operation, fields).to(self.device)), fields)
 
-    def give_up(self) -> None:  # noqa: B027
-        """Release the peers that wait for this rank, after an error. Does nothing by default."""
+    def give_up(self, why: str = "") -> None:  # noqa: B027
+        """Release the peers that wait for this rank, after an error. Does nothing by default.
+
+        why: the reason that peers are told if no collective has failed, such as a Ctrl-C.
+        """
 
 
 @contextlib.contextmanager

@@ -23,16 +23,23 @@ def sign_stopped(group: str, rank: int) -> None:
     _ask_store(lambda: default_store().set(_key(group, rank), "1"))
 
 
+def explain_stop(group: str, rank: int, why: str) -> None:
+    """Tell the other ranks of `group` why this rank stops, before it breaks the connections."""
+    _ask_store(lambda: default_store().set(f"{_key(group, rank)}/why", why))
+
+
 def roll_call(group: str, size: int) -> str:
     """Return a sentence on the ranks that did not sign within `PATIENCE` seconds.
 
     A rank signs when it fails too, so a rank that signed is alive.
     """
-    answers: list[list[int]] = []
-    _ask_store(lambda: answers.append(_silent_ranks(group, size)))
+    answers: list[tuple[list[int], str]] = []
+    _ask_store(lambda: answers.append(_find_cause(group, size)))
     if not answers:
         return "The store of the process group does not answer either: its host may be gone."
-    silent = answers[0]
+    silent, reasons = answers[0]
+    if reasons:
+        return reasons
     if not silent:
         return "Every rank is alive and has stopped: one of them says why in its log."
     ranks = f"rank{'s' * (len(silent) > 1)} {', '.join(map(str, silent))}"
@@ -42,13 +49,19 @@ def roll_call(group: str, size: int) -> str:
     )
 
 
-def _silent_ranks(group: str, size: int) -> list[int]:
-    """Return the ranks without a signature, once all have signed or `PATIENCE` is over."""
+def _find_cause(group: str, size: int) -> tuple[list[int], str]:
+    """Return the ranks without a signature, and the reasons that ranks have left.
+
+    Waits until there is a reason, until all ranks have signed, or until `PATIENCE` is over.
+    """
     end = time.monotonic() + PATIENCE
+    store = default_store()
     while True:
-        silent = [r for r in range(size) if not default_store().check([_key(group, r)])]
-        if not silent or time.monotonic() > end:
-            return silent
+        silent = [r for r in range(size) if not store.check([_key(group, r)])]
+        left = [r for r in range(size) if store.check([f"{_key(group, r)}/why"])]
+        if left or not silent or time.monotonic() > end:
+            reasons = [(r, store.get(f"{_key(group, r)}/why").decode()) for r in left]
+            return silent, " ".join(f"Rank {r} has stopped: {why}." for r, why in reasons)
         time.sleep(_BEAT)
 
 

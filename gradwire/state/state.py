@@ -1,6 +1,7 @@
 """Everything one rank remembers, and its side of every step."""
 
 import logging
+import weakref
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -127,6 +128,8 @@ class State:
         except GradwireError:
             self._give_back()
             raise
+        if isinstance(group, DistributedGroup):
+            weakref.finalize(self, _end_dropped, self.engine, group)
         log.info("%r", self)
 
     def _cut(self) -> list[list[Slot]]:
@@ -433,6 +436,13 @@ class State:
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Take over what another number of ranks saved, with the mean of `averaged`."""
         plain.restore(self, saved)
+
+
+def _end_dropped(engine: Runner | None, group: DistributedGroup) -> None:
+    """End a State that was dropped without `close`, or that is there when the process ends."""
+    if engine is not None:
+        engine.close()
+    group.leave(None)
 
 
 def _digest_of_order(slots: Sequence[Slot]) -> int:

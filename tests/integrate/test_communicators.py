@@ -1,5 +1,6 @@
 """attach makes process groups of its own; after detach they do not add up."""
 
+import gc
 import itertools
 import os
 import threading
@@ -179,6 +180,45 @@ def test_close_gives_threads_and_descriptors_back(ranks, way, fields):
         # Fewer are allowed: what an earlier test left may go meanwhile.
         for before, after in itertools.pairwise(counts[1:]):
             assert all(b >= a for b, a in zip(before, after, strict=True)), counts
+
+
+def dropped(rank, way):
+    """What the process holds after each of many wires that nobody has closed."""
+    counts = []
+    gc.disable()  # Python would collect some of them, or none, as it happens.
+    try:
+        for _ in range(30):
+            drop_one(rank, way)
+            dist.barrier()
+            counts.append(held())
+    finally:
+        gc.enable()
+    return counts
+
+
+def drop_one(rank, way):
+    net = models.model()
+    if way == "local steps":
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        gradwire.local_steps(net, optimizer, every=1, density=0.05).exchange()
+    elif way == "average":
+        gradwire.average([torch.ones(2000)], gradwire.State(density=0.01))
+    else:
+        ddp = DistributedDataParallel(net)
+        if way == "attach":
+            gradwire.attach(ddp, density=0.01, dense_below=0)
+            ddp.cycle = [ddp]  # as a trainer that a model knows
+        else:
+            ddp.register_comm_hook(gradwire.State(density=0.01), gradwire.ddp_hook)
+        models.train(ddp, rank, 1)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts in /proc")
+@pytest.mark.parametrize("way", ["attach", "hook", "local steps", "average"])
+def test_wires_that_are_dropped_give_threads_and_descriptors_back(ranks, way):
+    for counts in ranks.run(2, dropped, way):
+        most = [max(held) for held in zip(*counts[:12], strict=True)]
+        assert all(now <= then for now, then in zip(counts[-1], most, strict=True)), counts
 
 
 REFUSED = {

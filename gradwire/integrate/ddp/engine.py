@@ -22,6 +22,7 @@ from gradwire.integrate.ddp.buckets import Buckets, UsedParameters, WaitingBucke
 from gradwire.integrate.ddp.order import stride_of
 from gradwire.integrate.ddp.thread import OrderedThread
 from gradwire.integrate.handshake import handshake
+from gradwire.ranks.group import Group
 from gradwire.stages import timed_by
 from gradwire.state.state import State
 from gradwire.types import Slot
@@ -57,6 +58,9 @@ class Engine:
         self._used: UsedParameters | None = None
         self._thread: OrderedThread | None = None
         self._stream: torch.cuda.Stream | None = None
+        self._group: Group | None = None
+        self._is_inside = False
+        """True from the first bucket of a backward pass to its last."""
         self.broken: Exception | None = None
         """The error that ended the exchange."""
         self._pending_buckets: list[_Arrival] = []
@@ -77,6 +81,7 @@ class Engine:
         device = parameters[0].device
         settings = self._handshake_settings()
         group = handshake(state.process_group, state.config, slots, device, settings)
+        self._group = group
         state.open(slots, device, group)
         # If a parameter can be left out, or norms are summed, each parameter is a separate piece:
         # DDP builds its buckets anew after the first step, and a sum must not depend on that.
@@ -89,7 +94,6 @@ class Engine:
             self._stream = torch.cuda.Stream(device, priority=-1)
         self._thread = OrderedThread("gradwire")
         self._thread.submit(self._set_up_thread)
-        weakref.finalize(self, self._thread.close)
 
     def _handshake_settings(self) -> dict[str, object]:
         """Return the settings beside the Config that all ranks must have alike."""
@@ -101,11 +105,13 @@ class Engine:
         }
 
     def close(self) -> None:
-        """End the thread and the exchange."""
+        """End the thread and the exchange. A State that is dropped, or the process, does so too."""
+        if self._is_inside:
+            self._stop_inside("its backward pass did not finish")
         if self._thread is not None:
-            if not self._thread.close():
+            if not self._thread.close() and self._group is not None:
                 # A collective still hangs in this communicator, so no other wire may take it.
-                self._state.group.is_broken = True
+                self._group.is_broken = True
             self._thread = None
         if self._used is not None:
             self._used.remove()
@@ -118,8 +124,20 @@ class Engine:
         if self.broken is not None:
             raw.set_result(self.broken)
             return answer
+        try:
+            self._is_inside = True
+            self._take(bucket, raw)
+            self._is_inside = not bucket.is_last()
+        except BaseException as error:
+            if not isinstance(error, Exception):  # Ctrl-C
+                self._stop_inside(type(error).__name__)
+            raise
+        return answer
+
+    def _take(self, bucket: dist.GradBucket, raw: "Future[object]") -> None:
+        """Have a bucket processed; `raw` answers it."""
         if not self._state.opened and not self._open_with_last(bucket, raw):
-            return answer
+            return
         if self._state.watch is not None and bucket.index() == 0:
             self._check_drift()
         if self._state.auto is not None:
@@ -129,7 +147,16 @@ class Engine:
         for arrival in self._pending_buckets or [(bucket, raw)]:
             self._submit(arrival, ready, refusal)
         self._pending_buckets = []
-        return answer
+
+    def _stop_inside(self, why: str) -> None:
+        """End the exchange in the middle of a backward pass, and release the other ranks at once.
+
+        why: the reason that the other ranks are told.
+        """
+        self._is_inside = False
+        if self.broken is None and self._group is not None:
+            self.broken = ExchangeError(f"rank {self._group.rank} has stopped: {why}")
+            self._group.give_up(why)
 
     def _open_with_last(self, bucket: dist.GradBucket, raw: "Future[object]") -> bool:
         """Keep a bucket of the first step; open and return True with the last bucket.
@@ -227,8 +254,9 @@ class Engine:
         refusal: str,
     ) -> None:
         """Take in a bucket, and process the bundles that are complete with it."""
-        if self.broken is not None:
-            future.set_result(self.broken)
+        state = self._owner()  # which stays as long as this function
+        if self.broken is not None or state is None:
+            future.set_result(self.broken or closed_error())
             return
         stage = "the beginning"
         try:
@@ -278,6 +306,10 @@ class Engine:
 
         Otherwise autograd here and the other ranks would wait for ever.
         """
+        if self.broken is not None:
+            # Ctrl-C has broken the connections, which ends the collective of the thread.
+            future.set_result(self.broken)
+            return
         state = self._state
         self.broken = ExchangeError(
             f"rank {state.group.rank}, step {state.steps}, {stage}: {error}"

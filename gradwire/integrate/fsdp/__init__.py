@@ -1,5 +1,6 @@
 """attach_sharded: compress the all-reduce over the replicas of a model that FSDP2 shards."""
 
+import weakref
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -236,6 +237,7 @@ def _open_wire(wire: ShardedWire, root: FSDPModule, device: torch.device) -> Non
         raise
     wire.shard, wire.shards = shard_ranks.rank, shard_ranks.size
     wire.engine = ShardedEngine(wire, root, wire.units, shard_ranks)
+    weakref.finalize(wire, shard_ranks.leave, None).atexit = False
 
 
 @torch.no_grad()

@@ -73,11 +73,29 @@ class ShardedEngine:
         """End the exchange."""
         self.broken = self.broken or closed_error()
 
-    @torch.no_grad()
     def hook(self, unit: Unit, flat: Tensor) -> None:
         """Replace a flat shard by its mean; called by FSDP2, in the same order on every rank."""
         if self.broken is not None:
             raise self.broken
+        try:
+            self._average(unit, flat)
+        except BaseException as error:
+            if not isinstance(error, Exception):  # Ctrl-C
+                self._stop_inside(type(error).__name__)
+            raise
+
+    def _stop_inside(self, why: str) -> None:
+        """End the exchange in the middle of a backward pass, and release the other ranks at once.
+
+        why: the reason that the other ranks are told.
+        """
+        self.broken = ExchangeError(f"rank {self._wire.group.rank} has stopped: {why}")
+        for group in (self._wire.group, self.shard_ranks):
+            group.give_up(why)
+
+    @torch.no_grad()
+    def _average(self, unit: Unit, flat: Tensor) -> None:
+        """Replace a flat shard by its mean."""
         try:
             parts = unit.split(flat)
             self._enter_unit(unit)
