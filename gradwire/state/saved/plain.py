@@ -15,13 +15,7 @@ from torch import Tensor
 from gradwire.accumulate.layout import assign_offsets
 from gradwire.config import Config
 from gradwire.errors import StateError, one_line
-from gradwire.state.saved.check import (
-    check_bundles,
-    check_numbers,
-    check_sizes,
-    check_strides,
-    check_tensors,
-)
+from gradwire.state.saved.check import check_numbers, check_sizes, check_tensors
 from gradwire.state.saved.pending import pack_pending, unpack_pending
 
 if TYPE_CHECKING:
@@ -112,6 +106,9 @@ def check_rank(state: "State", saved: Mapping[str, Any]) -> None:
 
 def check_state(state: "State", saved: Mapping[str, Any]) -> None:
     """Raise StateError, naming the first fault, unless `saved` fits this model. Change nothing."""
+    # Most programs that import gradwire load nothing.
+    from gradwire.state.saved.check_bundles import check_bundles, check_strides
+
     check_sizes(saved)
     if not isinstance(saved, Mapping) or saved.get("version") != _VERSION:
         version = saved.get("version") if isinstance(saved, Mapping) else type(saved).__name__
@@ -155,7 +152,7 @@ def common_digests(saved: Mapping[str, Any]) -> list[str]:
             dict(saved["config"]),
             [saved.get("worth"), bool(saved.get("flush"))],
             _shared_weights(saved.get("local", {})),
-            saved["bundles"],
+            [saved["bundles"], saved.get("strides")],
         )
     ]
     return [hashlib.sha256(text.encode()).hexdigest() for text in words]
