@@ -135,9 +135,7 @@ class Attachment(Generic[_W]):
         of the process group is the default group, which is also the copied model's.
         """
         if self.wire is not None:
-            log.info(
-                "the copy of a model has no wire: what was kept to be sent stays in the original"
-            )
+            log.info("the copy of a model has no wire: the residual stays with the original")
         return type(self), (None,)
 
     def refuse_attached(self) -> None:

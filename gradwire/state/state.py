@@ -112,7 +112,7 @@ class State:
         """
         if type(self) is not State:
             return super().__reduce_ex__(protocol)
-        log.info("the copy of a State begins anew: what was kept to be sent stays in the original")
+        log.info("the copy of a State begins anew: the residual stays with the original")
         return State, (self.config,)
 
     # --- set-up -------------------------------------------------------------------------------

@@ -82,4 +82,4 @@ def lines_of(rank, kind):
 def test_a_copy_says_in_one_line_that_it_begins_anew(ranks, kind):
     for lines in ranks.run(2, lines_of, kind):
         (line,) = lines
-        assert line.endswith("what was kept to be sent stays in the original")
+        assert line.endswith("the residual stays with the original")
