@@ -4,6 +4,7 @@ After `detach` the next step flushes: it sends every residual whole. A parameter
 in that step keeps its residual, so the flush is repeated a few times. Then the wire is released.
 """
 
+import logging
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ from gradwire.state.state import State
 
 _S = TypeVar("_S", bound=State)
 _W = TypeVar("_W", bound="Attached")
+
+log = logging.getLogger("gradwire")
 
 _TRIES = 10
 """The flushes that are repeated, after `detach`, for residuals of parameters that no step used."""
@@ -131,6 +134,8 @@ class Attachment(Generic[_W]):
         A copied model has a new reducer without hooks, but still lists this object. None in place
         of the process group is the default group, which is also the copied model's.
         """
+        if self.wire is not None:
+            log.info("the copy of a model has no wire: the residual stays with the original")
         return type(self), (None,)
 
     def refuse_attached(self) -> None:

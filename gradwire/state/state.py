@@ -110,7 +110,10 @@ class State:
 
         The copied model has no hook, and its State begins anew with the same config.
         """
-        return (State, (self.config,)) if type(self) is State else super().__reduce_ex__(protocol)
+        if type(self) is not State:
+            return super().__reduce_ex__(protocol)
+        log.info("the copy of a State begins anew: the residual stays with the original")
+        return State, (self.config,)
 
     # --- set-up -------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 import gradwire
 from gradwire.errors import ConfigError, GradwireError, StateError
-from gradwire.state.saved.check import check_bundles
+from gradwire.state.saved.check_bundles import check_bundles
 from gradwire.types import Slot
 from tests.integrate import models
 

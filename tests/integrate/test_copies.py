@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import io
+import logging
 
 import pytest
 import torch
@@ -56,3 +57,29 @@ def with_wire(kind):
 
 def gradwire_on(module):
     return contextlib.closing(gradwire.attach(module, density=0.01))
+
+
+def lines_of(rank, kind):
+    """What is logged when a model is copied that has taken a step."""
+    ddp, _wire = with_wire(kind)
+    models.train(ddp, rank, 1)
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    log = logging.getLogger("gradwire")
+    log.addHandler(handler)
+    level = log.level
+    log.setLevel(logging.INFO)
+    try:
+        copy.deepcopy(ddp)
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+    return lines
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_copy_says_in_one_line_that_it_begins_anew(ranks, kind):
+    for lines in ranks.run(2, lines_of, kind):
+        (line,) = lines
+        assert line.endswith("the residual stays with the original")

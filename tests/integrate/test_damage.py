@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire.errors import ConfigError, StateError
 from gradwire.integrate import handshake
+from gradwire.state.saved import load_parts
 from gradwire.state.saved.folder import MANIFEST
 from gradwire.state.saved.manifest import seal
 from tests.integrate import models
@@ -209,3 +210,27 @@ def test_ranks_of_different_versions_are_an_error_on_every_rank(ranks):
     for text in ranks.run(3, other_version):
         assert words in text
         assert text.endswith("Install the same on all.")
+
+
+def reads(rank, folder):
+    """The parts that one load has read."""
+    ddp, wire = models.wrapped()
+    models.train(ddp, rank, 2, start=50)
+    seen, read = [], load_parts._read_part
+
+    def reading(path, part):
+        seen.append(part["file"])
+        return read(path, part)
+
+    load_parts._read_part = reading
+    try:
+        gradwire.load(wire, folder)
+    finally:
+        load_parts._read_part = read
+    wire.close()
+    return sorted(seen)
+
+
+def test_with_another_number_of_ranks_every_part_is_read_once(ranks, folder):
+    files = sorted(part_of(folder, rank).name for rank in range(2))
+    assert ranks.run(3, reads, str(folder)) == [files] * 3

@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
 from gradwire.errors import StateError, one_line
+from gradwire.state.saved.check import kind_of
 from gradwire.state.saved.draft import copy_of
 from gradwire.state.saved.manifest import read_manifest, refuse_pipe
 from gradwire.torch_internals import LAYOUT, memory_format_codes, storage_info, storage_prefix
@@ -336,6 +337,30 @@ class _Planner(dcp.DefaultLoadPlanner):
         self.state_dict[read_item.dest_index.fqn] = torch.load(
             value, map_location="cpu", weights_only=True
         )
+
+    def transform_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the place for one piece of a tensor, which takes no piece of another dtype."""
+        place = super().transform_tensor(read_item, tensor).as_subclass(_Place)
+        place.entry = read_item.dest_index.fqn
+        return place
+
+
+class _Place(torch.Tensor):
+    """A tensor into which only values of its own dtype are copied; torch would convert others."""
+
+    entry: str
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        place = args[0]
+        if function is torch.Tensor.copy_ and args[1].dtype != place.dtype:
+            raise StateError(f"{place.entry!r} cannot be {kind_of(args[1])}")
+        result = super().__torch_function__(function, types, args, kwargs or {})
+        if isinstance(result, cls):
+            result.entry = place.entry
+        return result
 
 
 def read_into(path: Path, digests: Mapping[str, str], into: dict[str, Any]) -> dict[str, Any]:

@@ -46,11 +46,11 @@ def load_parts(state: "State", path: Path) -> None:
         failure.__cause__ = error
     raise_together(state.group, failure, StateError)
     _compare(state, path, [manifest["sha256"], *digests])
-    if part:
+    if manifest["world_size"] == state.group.size:
         # Not `state.load_state_dict`, which would check every tensor of the part once more.
         resume(state, part)
     else:
-        _merge(state, path, manifest["parts"])
+        state.restore(part)
     note_identity(state, manifest.get("run", ""))
 
 
@@ -59,13 +59,14 @@ def _read_checked(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return this rank's part, checked, and the digests that it shares with all other parts.
 
-    When the number of ranks has changed, check all parts and return an empty part.
+    When the number of ranks has changed, check all parts and return the mean of all.
     """
     if "parts" not in manifest:
         raise StateError(f"{path} is of a model that is sharded by fully_shard")
     size = manifest["world_size"]
     numbers = [state.group.rank] if size == state.group.size else range(size)
     digests: list[list[str]] = []
+    mean = _Mean(state.averaged, size)
     for number in numbers:
         part = manifest["parts"][number]
         saved = _read_part(path, part)
@@ -82,11 +83,14 @@ def _read_checked(
             digests.append(common_digests(saved))
             if field := _first_difference(digests[0], digests[-1]):
                 raise StateError(f"its {field} is not that of rank 0's part")
+            if size != state.group.size:
+                settle_saved(state, saved)
+                mean.add(saved)
         except StateError as error:
             raise StateError(f"{path / part['file']}: {error}") from error
         except Exception as error:  # a value of a kind that no check expected
             raise StateError(f"{path / part['file']}: {one_line(error)}") from error
-    return (saved if size == state.group.size else {}), digests[0]
+    return (saved if size == state.group.size else mean.part()), digests[0]
 
 
 def _first_difference(first: Sequence[str], other: Sequence[str]) -> str:
@@ -95,26 +99,30 @@ def _first_difference(first: Sequence[str], other: Sequence[str]) -> str:
     return next((name for name, a, b in pairs if a != b), "")
 
 
-def _merge(state: "State", path: Path, parts: Sequence[Mapping[str, str]]) -> None:
-    """Continue from the mean of all parts, which another number of ranks wrote.
+class _Mean:
+    """The mean of the parts of `size` ranks, which are added one by one: memory may not hold all.
 
-    Reads every part again, because memory may not hold all parts at once.
+    fields: the entries of a part that are averaged. All others are those of the first part.
     """
-    mean: dict[tuple[str, str], Tensor] = {}
-    first: dict[str, Any] = {}
-    for part in parts:
-        # Each part passes through the live State. An error here would leave the State changed, but
-        # all parts were read and checked a moment ago.
-        saved = _read_part(path, part)
-        settle_saved(state, saved)
-        first = first or saved
-        for field in state.averaged:
+
+    def __init__(self, fields: Sequence[str], size: int) -> None:
+        self._fields, self._size = fields, size
+        self._first: dict[str, Any] = {}
+        self._sums: dict[tuple[str, str], Tensor] = {}
+
+    def add(self, saved: dict[str, Any]) -> None:
+        """Add a part, whose last step is settled."""
+        self._first = self._first or saved
+        for field in self._fields:
             for name, tensor in saved[field].items():
-                share = tensor.double() / len(parts)
-                mean[field, name] = mean[field, name] + share if (field, name) in mean else share
-    for (field, name), tensor in mean.items():
-        first[field][name] = tensor.float()
-    state.restore(first)
+                share = tensor.double() / self._size
+                self._sums[field, name] = self._sums.get((field, name), 0) + share
+
+    def part(self) -> dict[str, Any]:
+        """Return the mean as a part."""
+        for (field, name), tensor in self._sums.items():
+            self._first[field][name] = tensor.float()
+        return self._first
 
 
 def _compare(state: "State", path: Path, digests: Sequence[str]) -> None:

@@ -4,8 +4,10 @@ The dictionary is the part that a rank writes into a checkpoint. A State is take
 `check_state` raises for any fault, then `resume` or `restore` changes the State.
 """
 
+import copy
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,15 +15,10 @@ import torch
 from torch import Tensor
 
 from gradwire.accumulate.layout import assign_offsets
+from gradwire.accumulate.lr import LrTracker
 from gradwire.config import Config
 from gradwire.errors import StateError, one_line
-from gradwire.state.saved.check import (
-    check_bundles,
-    check_numbers,
-    check_sizes,
-    check_strides,
-    check_tensors,
-)
+from gradwire.state.saved.check import check_numbers, check_sizes, check_tensors
 from gradwire.state.saved.pending import pack_pending, unpack_pending
 
 if TYPE_CHECKING:
@@ -112,6 +109,9 @@ def check_rank(state: "State", saved: Mapping[str, Any]) -> None:
 
 def check_state(state: "State", saved: Mapping[str, Any]) -> None:
     """Raise StateError, naming the first fault, unless `saved` fits this model. Change nothing."""
+    # Most programs that import gradwire load nothing.
+    from gradwire.state.saved.check_bundles import check_bundles, check_strides
+
     check_sizes(saved)
     if not isinstance(saved, Mapping) or saved.get("version") != _VERSION:
         version = saved.get("version") if isinstance(saved, Mapping) else type(saved).__name__
@@ -155,7 +155,7 @@ def common_digests(saved: Mapping[str, Any]) -> list[str]:
             dict(saved["config"]),
             [saved.get("worth"), bool(saved.get("flush"))],
             _shared_weights(saved.get("local", {})),
-            saved["bundles"],
+            [saved["bundles"], saved.get("strides")],
         )
     ]
     return [hashlib.sha256(text.encode()).hexdigest() for text in words]
@@ -248,17 +248,34 @@ def _counts_now(state: "State") -> dict[str, int]:
 
 
 def settle_saved(state: "State", saved: dict[str, Any]) -> None:
-    """Settle the last step of a part, in `saved`, as the next step would have done."""
-    # The live State serves as the workbench: only a Bundle can lay out, mask and settle a part.
-    # Nothing of the part stays, because `State.restore` puts the mean of all parts in its place.
-    restore(state, saved)
-    _take_delivered(state, saved)
-    skipped = state.was_skipped()
-    for bundle in state.bundles:
+    """Settle the last step of a part, in `saved`, as the next step would have done.
+
+    `state` stays as it is.
+    """
+    # Only a Bundle can lay out, mask and settle a part.
+    bench = _workbench(state)
+    restore(bench, saved)
+    _take_delivered(bench, saved)
+    skipped = bench.was_skipped()
+    for bundle in bench.bundles:
         bundle.settle(skipped)
-    saved["residual"] = _by_name(state, [bundle.buffer for bundle in state.bundles])
-    saved["velocity"] = _by_name(state, [bundle.velocity for bundle in state.bundles])
+    saved["residual"] = _by_name(bench, [bundle.buffer for bundle in bench.bundles])
+    saved["velocity"] = _by_name(bench, [bundle.velocity for bundle in bench.bundles])
     # The next step does not count a step that is settled here.
     saved["counts"] = dict(saved["counts"])
     saved["counts"]["skipped"] = saved["counts"].get("skipped", 0) + int(skipped)
     saved["user_skip"] = saved["skipped"] = False
+
+
+def _workbench(state: "State") -> "State":
+    """Return a copy of a State that can be restored without a change of the original."""
+    bench = object.__new__(type(state))
+    bench.__dict__.update(state.__dict__)
+    bench._counts = Counter()
+    bench.lr = LrTracker()
+    bench.status = copy.copy(state.status)
+    bench.status.count = state.status.count.clone()
+    if bench.status.optimizer_watch is not None:
+        bench.status.optimizer_watch = copy.copy(bench.status.optimizer_watch)
+        bench.status.optimizer_watch.stepped = bench.status.optimizer_watch.stepped.clone()
+    return bench

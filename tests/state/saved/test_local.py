@@ -183,6 +183,43 @@ FORGED = {
         _spoil("local", "optimizer", "state", value={0: {"exp_avg": torch.zeros(7, 31)}}),
         "the optimiser does not take its state: KeyError: 'step'",
     ),
+    "a rate below 0": (
+        _spoil("local", "optimizer", "param_groups", 0, "lr", value=-0.1),
+        "'lr' of the state's optimiser cannot be -0.1",
+    ),
+    "an average that forgets nothing": (
+        _spoil("local", "optimizer", "param_groups", 0, "betas", value=(1.0, 0.9)),
+        "'betas' of the state's optimiser cannot be (1.0, 0.9)",
+    ),
+    "a moment of whole numbers": (
+        _spoil("local", "optimizer", "state", 0, "exp_avg", value=torch.ones(7, 31).int()),
+        "'exp_avg' of the optimiser's parameter 0 cannot be int32 of shape (7, 31)",
+    ),
+    "a complex moment": (
+        _spoil("local", "optimizer", "state", 0, "exp_avg_sq", value=torch.ones(7, 31).cfloat()),
+        "'exp_avg_sq' of the optimiser's parameter 0 cannot be complex64 of shape (7, 31)",
+    ),
+    "steps of the optimiser": (
+        _spoil("local", "optimizer", "state", 0, "step", value=torch.tensor(2**62)),
+        "'step' of the optimiser's parameter 0 must be a number from 0 to 2**48",
+    ),
+    "weights of whole numbers": (
+        _spoil("weights", "a.bias", value=torch.zeros(7).int()),
+        "weights of 'a.bias' must be an fp32 tensor, got int32",
+    ),
+    "a complex reference": (
+        _spoil("local", "reference", "a.bias", value=torch.zeros(7).cfloat()),
+        "reference of 'a.bias' must be an fp32 tensor, got complex64",
+    ),
+    "a residual that is too large": (
+        _spoil("residual", "a.bias", value=torch.full((7,), 1e38)),
+        "residual of 'a.bias' holds values above 2**116",
+    ),
+    "an outer velocity that is too large": (
+        _spoil("local", "velocity", "a.bias", value=torch.full((7,), 1e38)),
+        "velocity of 'a.bias' holds values above 2**116",
+    ),
+    "counts": (_spoil("counts", "sent", value=2**62), "the state's count 'sent' is 46"),
     "inner steps": (_spoil("local", "inner_steps", value=2**62), "inner_steps must be a whole"),
     "steps": (_spoil("steps", value=2**62), "steps must be a whole number of at most 2**48"),
     "stretched moment": (

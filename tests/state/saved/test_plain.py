@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.errors import ConfigError, GradwireError, StateError
+from gradwire.state.saved import check_bundles
 from gradwire.state.saved import save_parts as checkpoint
 from gradwire.state.saved.manifest import MANIFEST
 from tests.integrate.fsdp import models as sharded_models
@@ -126,6 +127,21 @@ def _steps(folder):
     forge.reseal(folder, steps=2**62)
 
 
+def _residual(change):
+    def forged(saved):
+        saved["residual"]["0.weight"] = change(saved["residual"]["0.weight"])
+
+    return _part(forged)
+
+
+def _one(value):
+    return lambda tensor: tensor.index_fill(0, torch.tensor([0]), value)
+
+
+def _transposed(saved):
+    saved["strides"]["0.weight"] = [1, 7]
+
+
 def _bomb(folder):
     forge.part_of(folder, 1).write_bytes(forge.bytes_of(forge.Bomb(folder / "ran")))
     forge.reseal(folder)
@@ -161,6 +177,36 @@ FORGED = {
         "or lists 32 deep",
     ),
     "bomb": (_bomb, "rank1"),
+    "whole numbers": (_residual(lambda t: t.int()), "must be an fp32 tensor, got int32 of"),
+    "complex": (_residual(lambda t: t.cfloat()), "must be an fp32 tensor, got complex64 of"),
+    "infinite": (_residual(_one(float("inf"))), "residual of '0.weight' holds 31 values that are"),
+    "too large": (_residual(_one(1e38)), "residual of '0.weight' holds values above 2**116"),
+    "delivered too much": (
+        _part(lambda s: s["delivered"][0].update(values=torch.full((26,), -1e38))),
+        "values holds values above 2**116",
+    ),
+    "complex memory": (
+        _part(lambda s: s["memory"][0].update(x=torch.zeros(3).cfloat())),
+        "the memory 'x' of the bundle of '1.bias' cannot be complex64 of shape (3,)",
+    ),
+    "a whole number for a level": (
+        _part(lambda s: s["memory"][0].update(threshold=torch.tensor(3))),
+        "the memory 'threshold' of the bundle of '1.bias' cannot be int64 of shape ()",
+    ),
+    "a level below 0": (
+        _part(lambda s: s["memory"][0].update(theta=torch.tensor(-3.0))),
+        "the memory 'theta' of the bundle of '1.bias' must be from 0 to",
+    ),
+    "counts": (_part(lambda s: s["counts"].update(sent=2**62)), "the state's count 'sent' is 46"),
+    "counts below 0": (
+        _part(lambda s: s["counts"].update(sent=-1)),
+        "counts must be whole numbers",
+    ),
+    "more skipped than steps": (
+        _part(lambda s: s["counts"].update(skipped=3)),
+        "the state's count 'skipped' is 3, more than 2",
+    ),
+    "foreign memory order": (_part(_transposed), "differ in their order of parameters"),
 }
 
 
@@ -385,3 +431,28 @@ def test_a_folder_that_cannot_be_made_is_said_on_every_rank(ranks, tmp_path):
     for (kind, _), left in ranks.run(2, nowhere, str(tmp_path)):
         assert kind == "ExchangeError"
         assert left == {}
+
+
+REMEMBERS = [
+    *({"method": name} for name in ("deft", "exdyna", "micro", "randk", "sidco", "threshold")),
+    {"exchange": "oktopk"},
+    {"values": "bf16", "rounding": "stochastic"},
+]
+
+
+@pytest.mark.parametrize("fields", REMEMBERS, ids=str)
+def test_what_methods_and_exchanges_remember_has_the_form_that_is_checked(fields):
+    """Every tensor in the memory is in the table, and is loaded again."""
+    cluster = gradwire.VirtualCluster(2, density=0.05, **fields)
+    for _ in range(3):
+        cluster.average([torch.randn(4096) for _ in range(2)])
+    saved = cluster.state_dict()
+    memory = saved["workers"][1]["memory"][0]
+    assert memory
+    assert memory.keys() <= check_bundles.MEMORIES.keys()
+    cluster.load_state_dict(saved)
+    for name, value in memory.items():
+        kept, memory[name] = value, value.cfloat()
+        with pytest.raises(StateError, match=f"the memory {name!r} of the bundle"):
+            cluster.load_state_dict(saved)
+        memory[name] = kept

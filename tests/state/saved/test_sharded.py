@@ -78,10 +78,16 @@ def _spoil(field, value):
     return lambda folder: forge.change_rest(folder, REST, lambda rest: rest.update({field: value}))
 
 
-def _vector(folder):
-    tensor = torch.load(io.BytesIO(forge.entry(folder, VECTOR)), weights_only=True)
-    tensor[3] = float("nan")
-    forge.replace_entry(folder, VECTOR, forge.bytes_of(tensor))
+def _vector(change):
+    def forged(folder):
+        tensor = torch.load(io.BytesIO(forge.entry(folder, VECTOR)), weights_only=True)
+        forge.replace_entry(folder, VECTOR, forge.bytes_of(change(tensor)))
+
+    return forged
+
+
+def _one(value):
+    return _vector(lambda tensor: tensor.index_fill(0, torch.tensor([3]), value))
 
 
 def _steps(folder):
@@ -178,7 +184,28 @@ FORGED = {
     "other steps": (_spoil("steps", 1), "it is of another checkpoint"),
     "run": (_spoil("run", "x"), "it is of another checkpoint"),
     "order": (lambda f: forge.change_rest(f, REST, _turned), "ranks hold different checkpoints"),
-    "nan": (_vector, "residual of 'first.weight' holds 13 values that are not finite"),
+    "nan": (
+        _one(float("nan")),
+        "residual of 'first.weight' holds 13 values that are not finite",
+    ),
+    "infinite": (
+        _one(float("inf")),
+        "residual of 'first.weight' holds 13 values that are not finite",
+    ),
+    "too large": (_one(1e38), "residual of 'first.weight' holds values above 2**116"),
+    "whole numbers": (
+        _vector(lambda tensor: tensor.int()),
+        "replica1.residual.first.weight' cannot be int32",
+    ),
+    "complex": (
+        _vector(lambda tensor: tensor.cfloat()),
+        "replica1.residual.first.weight' cannot be complex64",
+    ),
+    "counts": (_spoil("counts", {"sent": 2**62}), "the state's count 'sent' is 46"),
+    "complex memory": (
+        _spoil("memory", [{"a": torch.zeros(3).cfloat()}] * 3),
+        "cannot be complex64 of shape (3,)",
+    ),
     "list": (lambda f: forge.change_rest(f, REST, lambda r: [r]), "is a list, not a dictionary"),
     "stretched tensor": (
         _spoil("memory", [{"a": forge.stretched()}]),
