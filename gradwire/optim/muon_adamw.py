@@ -139,14 +139,14 @@ class MuonAdamW(Optimizer):
                 matrices += _matrices(tensor, group["cut"])
         for places in batches(weights):
             first = weights[places[0]]
-            shape = sorted(first.shape)
-            stacked = torch.empty((len(places), *shape), dtype=torch.bfloat16, device=first.device)
+            size = (len(places), *first.shape)
+            stacked = torch.empty(size, dtype=torch.bfloat16, device=first.device)
             for i, into in zip(places, stacked, strict=True):
-                # Nesterov's momentum, rounded and transposed on its way.
-                torch.lerp(_wide(gradients[i]), _wide(moments[i]), beta, out=into)
-            rate = 0.2 * math.sqrt(shape[1]) * lr
+                # Nesterov's momentum, rounded on its way.
+                torch.lerp(gradients[i], moments[i], beta, out=into)
+            rate = 0.2 * math.sqrt(max(first.shape)) * lr
             for i, update in zip(places, orthogonalise(stacked), strict=True):
-                _wide(weights[i]).add_(update, alpha=-rate)
+                weights[i].add_(update, alpha=-rate)
 
     def _adamw_step(self, parameters: list[Tensor], group: Mapping[str, Any]) -> None:
         for p in parameters:
@@ -196,11 +196,6 @@ def _matrices(tensor: Tensor, cut: Cut | None) -> Sequence[Tensor]:
     if tensor.dim() == 3:
         return tensor.unbind()
     return (tensor,) if cut is None else tensor.split(list(cut[1]), dim=cut[0])
-
-
-def _wide(matrix: Tensor) -> Tensor:
-    """Return the matrix, or its transpose, with at most as many rows as columns."""
-    return matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
 
 
 def _describe(cut: Cut) -> str:

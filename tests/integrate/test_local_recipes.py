@@ -31,12 +31,12 @@ def test_a_recipe_is_its_fields():
 
 def test_rank_0_prints_what_it_stands_for(capsys):
     ranks = VirtualRanks(3)
-    ranks.run(lambda rank: call(rank, ranks.groups, recipe="muon", density=0.25))
+    ranks.run(lambda rank: call(rank, ranks.groups, recipe="muon", density=0.25, decay=0.9))
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err == (
         "gradwire: recipe 'muon' stands for every=5, method='topk', density=0.25, values='sign', "
-        "indices='auto', outer_lr=1, outer_momentum=0.5, keep_unsent=True\n"
+        "indices='auto', outer_lr=1, outer_momentum=0.5, keep_unsent=True, decay=0.9\n"
     )
 
 

@@ -112,7 +112,11 @@ def where(optimizer):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_an_update_is_torchs(dtype):
-    """In every parameter, at steps 1 to 5, within 1e-2 of its size."""
+    """In every parameter, at steps 1 to 5, within 1e-2 of its size.
+
+    A bf16 weight may be rounded to the other side, which is 2^-8 of the weight.
+    """
+    place = 0 if dtype == torch.float32 else 2**-8
     ours, theirs = gpt().to(dtype), gpt().to(dtype)
     # Only the fused AdamW rounds bf16 once per step.
     one, two = muon(ours, lr=0.02), torchs(theirs, lr=0.02, fused=dtype == torch.bfloat16)
@@ -123,9 +127,10 @@ def test_an_update_is_torchs(dtype):
         train(ours, [one], 1, step)
         train(theirs, two, 1, step)
         for b, p, q in zip(before, ours.parameters(), theirs.parameters(), strict=True):
-            wanted = (q - b).float()
+            wanted, wrong = (q - b).detach().float(), (p - q).detach().float()
             assert wanted.norm() > 0
-            assert ((p - b).float() - wanted).norm() <= 1e-2 * wanted.norm()
+            wrong = (wrong.abs() - place * q.detach().float().abs()).clamp(min=0)
+            assert wrong.norm() <= 1e-2 * wanted.norm()
 
 
 def test_200_steps_end_at_torchs_loss():
@@ -155,7 +160,7 @@ def test_batches_are_bounded_and_change_nothing(monkeypatch):
         lambda x: (asked.append(tuple(x.shape)), one(x))[1],
     )
     train(cut, [muon(cut, lr=0.01)], 2)
-    assert asked == 2 * ([(2, 32, 32)] * 3 + [(1, 32, 96)] * 4)
+    assert asked == 2 * ([(2, 32, 32)] * 3 + [(1, 96, 32)] * 2 + [(1, 32, 96)] * 2)
     for p, q in zip(whole.parameters(), cut.parameters(), strict=True):
         torch.testing.assert_close(p, q, atol=1e-4, rtol=0)
 

@@ -38,6 +38,8 @@ class Arguments:
         words = f"every={self.every}, method={config.method!r}, density={config.density:.4g}, "
         words += f"values={config.values!r}, indices={config.indices!r}, "
         words += f"outer_lr={lr:g}, outer_momentum={momentum:g}, keep_unsent={self.keep_unsent}"
+        if config.decay != 1:
+            words += f", decay={config.decay:g}"
         return f"recipe {self.recipe!r} stands for {words}"
 
 
