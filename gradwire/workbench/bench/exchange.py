@@ -113,7 +113,8 @@ def bench_exchange(
             yield ExchangeRow(
                 exchange=name, ranks=count, size=size, k=_entries_sent(config, size),
                 dense=2 * (count - 1) * 4 * size // count, density=density,
-                encoding=f"{config.values}+{'common' if config.encodes_all else indices}", correlation=correlation, data=data,
+                encoding=f"{config.values}+{'common' if config.encodes_all else indices}",
+                correlation=correlation, data=data,
                 device=device_name(device), versions=software_versions(device), **measured,
             )  # fmt: skip
 
