@@ -493,7 +493,9 @@ class Player:
         if not saved.whole or self.stopped or self.setup.dtype != saved.dtype:
             return
         like = self.looks[0].parameters
-        then, now = (rows_of([k.residual for k in looks], like) for looks in (saved.looks, self.looks))
+        then, now = (
+            rows_of([k.residual for k in looks], like) for looks in (saved.looks, self.looks)
+        )
         if len(then) == len(now):
             if then.tobytes() != now.tobytes():
                 raise Finding("a residual is not what was saved")

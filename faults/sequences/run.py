@@ -99,9 +99,7 @@ def shorten(plan: Plan, runner: Runner) -> Plan:
     return plan
 
 
-def play_many(
-    plans: Iterator[Plan], tally: Tally, without: str = "", findings: int = 10
-) -> Tally:
+def play_many(plans: Iterator[Plan], tally: Tally, without: str = "", findings: int = 10) -> Tally:
     """Play plans until there are so many findings, and print each with a shorter sequence."""
     os.environ["OMP_NUM_THREADS"] = "1"
     threads = torch.get_num_threads()

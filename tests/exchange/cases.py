@@ -9,7 +9,8 @@ from gradwire.compress import METHODS
 from gradwire.encode import Encoding, encode
 from gradwire.encode.format import VALUES
 from gradwire.exchange import EXCHANGES
-from gradwire.exchange.owner import in_order, kept_name
+from gradwire.exchange.owned_parts import in_order
+from gradwire.exchange.owner import kept_name
 from gradwire.ranks.virtual import VirtualRanks
 from gradwire.types import Entries, Everything, Memory, Rounded, align, empty_sparse
 from tests.law.cases import NOTHING

@@ -10,7 +10,8 @@ from gradwire.encode import Encoding
 from gradwire.encode.format import BLOCK, VALUES
 from gradwire.errors import ConfigError
 from gradwire.exchange import EXCHANGES
-from gradwire.exchange.owner import kept_name, part_length
+from gradwire.exchange.owned_parts import part_length
+from gradwire.exchange.owner import kept_name
 from tests.exchange.cases import Hand
 from tests.law.cases import NOTHING, gradients, violation
 

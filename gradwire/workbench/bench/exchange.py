@@ -111,11 +111,17 @@ def bench_exchange(
             )
             measured = _measure_exchange(config, gradients, mean, steps)
             yield ExchangeRow(
-                exchange=name, ranks=count, size=size, k=entry_count(density, size),
+                exchange=name, ranks=count, size=size, k=_entries_sent(config, size),
                 dense=2 * (count - 1) * 4 * size // count, density=density,
-                encoding=f"{config.values}+{indices}", correlation=correlation, data=data,
+                encoding=f"{config.values}+{'common' if config.encodes_all else indices}",
+                correlation=correlation, data=data,
                 device=device_name(device), versions=software_versions(device), **measured,
             )  # fmt: skip
+
+
+def _entries_sent(config: Config, size: int) -> int:
+    """Return the entries that a worker is asked to send."""
+    return size if config.encodes_all else entry_count(config.density, size)
 
 
 def correlated_gradients(
@@ -132,7 +138,7 @@ def _measure_exchange(
 ) -> dict[str, Any]:
     """Average the gradients for `steps` steps; return the measured fields of a row."""
     ranks, size = len(gradients), mean.numel()
-    k = entry_count(config.density, size)
+    k = _entries_sent(config, size)
     empty = dict.fromkeys(("bytes", "predicted", "rounds", "energy", "union"))
     try:
         cluster = VirtualCluster(ranks, config)
@@ -150,7 +156,8 @@ def _measure_exchange(
         cluster.average(gradients)
     last = cluster.stats()
     cost = EXCHANGES[config.exchange].bytes
-    predicted = cost(ranks, align(size), k, config.encoding, **config.exchange_options)
+    room = align(size) if config.encodes_all else k
+    predicted = cost(ranks, align(size), room, config.encoding, **config.exchange_options)
     lost = (mean - update).double().square().sum() / mean.double().square().sum()
     seconds = {
         name: round((last.seconds[name] - first.seconds[name]) / (steps - warm), 6)

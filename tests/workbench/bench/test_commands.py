@@ -78,6 +78,19 @@ def test_exchange_rows_agree_with_the_formulas():
     assert 1 < by_name["allgather", 3].union <= 3
 
 
+@pytest.mark.parametrize("back", ["int4", "two-bit"])
+def test_all_entries_to_their_owners(back):
+    """The same bytes at every P, but for (P - 1) / P: two bits there, and `back`."""
+    fields = {"method": "dense", "values": "two-bit", "options": [f"back={back}"], "steps": 2}
+    for row in bench_exchange([2, 8], 99_969, 0.01, ["owner", "allgather"], CPU, **fields):
+        assert (row.k, row.encoding, row.why) == (99_969, "two-bit+common", "")
+        assert row.bytes == row.predicted
+        if row.exchange == "allgather":
+            continue
+        bits = 8 * row.bytes / row.size * row.ranks / (row.ranks - 1)
+        assert 4.2 < bits - (2 if back == "int4" else 0) < 4.4
+
+
 def test_workers_are_as_correlated_as_asked():
     for wanted in (0.0, 0.7, 1.0):
         pair = torch.stack(correlated_gradients("gaussian", 20_000, 2, wanted, CPU))
