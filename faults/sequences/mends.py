@@ -46,8 +46,8 @@ def _handshake() -> list[Any]:
     from gradwire.integrate.ddp.engine import Engine
 
     return [
-        mock.patch.object(StepStatus, "handshake_settings", lambda self: {}),
-        mock.patch.object(Engine, "_handshake_settings", lambda self: {}),
+        mock.patch.object(StepStatus, "handshake_settings", return_value={}),
+        mock.patch.object(Engine, "_handshake_settings", return_value={}),
     ]
 
 
