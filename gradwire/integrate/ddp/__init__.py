@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from gradwire.config import Config, configure
 from gradwire.errors import AttachError, one_line
-from gradwire.integrate.adam import warn_of_adam
+from gradwire.integrate.adam import note_adam, warn_of_adam
 from gradwire.integrate.attached import Attached, Attachment
 from gradwire.integrate.ddp.engine import Engine
 from gradwire.integrate.refuse import (
@@ -127,6 +127,8 @@ def _attach_ddp(model: nn.Module, config: Config | None, fields: dict[str, Any])
     attachment.wire = wire
     if fields["optimizer"] is not None:
         warn_of_adam(wire, [fields["optimizer"]])
+    else:
+        note_adam(wire)
     return wire
 
 

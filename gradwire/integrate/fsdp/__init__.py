@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from gradwire.accumulate import Bundle
 from gradwire.config import Config
 from gradwire.errors import AttachError, ConfigError, GradwireError
-from gradwire.integrate.adam import warn_of_adam
+from gradwire.integrate.adam import note_adam, warn_of_adam
 from gradwire.integrate.attached import Attached, Attachment
 from gradwire.integrate.fsdp.axes import check_axes, replica_group
 from gradwire.integrate.fsdp.engine import ShardedEngine
@@ -170,6 +170,8 @@ def attach_sharded(
     _broadcast_parameters(wire, root)
     if fields["optimizer"] is not None:
         warn_of_adam(wire, [fields["optimizer"]])
+    else:
+        note_adam(wire)
     attachment = Attachment(replicas, wire)
     for unit in units:
         module_of(unit.group).set_all_reduce_hook(_UnitHook(attachment, unit.index))

@@ -52,8 +52,27 @@ def run_study(
         )
     cells = select_cells(study, settings, only)
     folder = StudyFolder(out, study.name)
-    folder.open(settings, command)
+    folder.open(settings, command, study.in_cells)
     settings = replace(settings, unfinished=str(folder.path / UNFINISHED))
+    missing = _measure_missing(study, settings, folder, cells, jobs, say)
+    while study.more and not missing:
+        done = folder.done()
+        more = [cell for cell in study.more(settings, folder.rows()) if cell not in done]
+        if not (more := select_from(more, only)):
+            break
+        missing = _measure_missing(study, settings, folder, more, jobs, say)
+    return _finish(study, folder, missing)
+
+
+def _measure_missing(
+    study: Study,
+    settings: Settings,
+    folder: StudyFolder,
+    cells: Sequence[Cell],
+    jobs: int,
+    say: Say,
+) -> list[Missing]:
+    """Measure the cells that are not in the folder; return the errors of those left out."""
     done = folder.done()
     todo = [cell for cell in cells if cell not in done]
     missing: list[Missing] = []
@@ -72,7 +91,7 @@ def run_study(
         remove_unfinished(settings, cell)
         say(f"{progress}  {time.perf_counter() - begin:.1f} s")
         begin = time.perf_counter()
-    return _finish(study, folder, missing)
+    return missing
 
 
 def _measure_cells(
@@ -132,8 +151,16 @@ def select_cells(study: Study, settings: Settings, only: Sequence[str]) -> list[
         for part in wanted:
             if part not in known:
                 raise unknown(f"part of study {study.name}", part, known)
-        cells = [cell for cell in cells if any(str(v) in wanted for v in cell.values())]
+        cells = select_from(cells, [text])
     return cells
+
+
+def select_from(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
+    """Return the cells that contain one of the values of each text in `only`."""
+    for text in only:
+        wanted = [part.strip() for part in text.split(",")]
+        cells = [cell for cell in cells if any(str(v) in wanted for v in cell.values())]
+    return list(cells)
 
 
 def _cell_text(cell: Cell) -> str:
