@@ -87,8 +87,8 @@ class Study:
     """Data sets that the full study reads from --data-dir."""
     choices: Sequence[str] = ()
     """Choices of cells that the study takes, for instance "seeds"."""
-    more: Callable[[Settings, Sequence[StudyRow]], list[Cell]] | None = None
-    """Lists the cells that the rows so far ask for; it is called until there are none."""
+    more: Callable[[Settings, Sequence[StudyRow], Sequence[Cell]], list[Cell]] | None = None
+    """Lists the cells that the rows so far ask for, given those that are still to come."""
     in_cells: Sequence[str] = ()
     """Settings that every cell or row holds, so that one folder may have several of them."""
     timed: bool = False

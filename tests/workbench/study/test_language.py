@@ -268,6 +268,10 @@ def test_extend_begins_at_given_rates_and_is_of_each_line_apart():
         ("muon", 4, 0.016),
     ]
     assert cells.more_cells(Settings(chosen=chosen), rows) == []
+    # Nothing is asked beside a run that is on its way, of this line only.
+    wan = rows[0] | {"recipe": "muon-wan", "every": 30}
+    assert cells.more_cells(settings, rows, [wan]) == more
+    assert cells.more_cells(settings, rows, [more[0]]) == []
 
 
 def test_changes_of_a_recipe():

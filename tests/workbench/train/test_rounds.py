@@ -98,7 +98,7 @@ def test_the_usual_options_of_a_recipe_with_rounds():
         ({"follow_lr": True}, "leave follow_lr out"),
         ({"recipe": None, "every": 5}, "every is for a recipe with rounds: give recipe muon or"),
         ({"every": 0}, "every must be at least 1, got 0"),
-        ({"compare": ("topk",)}, "recipe 'muon' is compared with dense only, not with topk"),
+        ({"compare": ("topk",)}, "recipe 'muon' can only be compared with dense, not topk"),
         ({"compare": ("dense-lion",)}, "dense-lion"),
         ({"optimizer": "moun"}, "moun"),
     ],

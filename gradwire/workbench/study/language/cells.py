@@ -31,14 +31,17 @@ After its own limit of 8 torch would go on without compiling.
 """
 
 
-def more_cells(settings: Settings, rows: Sequence[StudyRow]) -> list[Cell]:
+def more_cells(
+    settings: Settings, rows: Sequence[StudyRow], pending: Sequence[Cell] = ()
+) -> list[Cell]:
     """List the runs that `--extend` adds, given the rows so far.
 
     Rates are added by factors of 2 until the best one has a worse neighbour on both sides. Then the
-    best rate gets the other seeds.
+    best rate gets the other seeds. Nothing is added beside runs that are still `pending`.
     """
     if not settings.extend:
         return []
+    waits = {_line(cell) for cell in pending}
     found: dict[str, dict[float, float]] = {}
     for row in rows:
         if "test" in row and row["seed"] == settings.seed:
@@ -46,7 +49,7 @@ def more_cells(settings: Settings, rows: Sequence[StudyRow]) -> list[Cell]:
     more = []
     for cell in {_line(cell): cell for cell in list_cells(settings)}.values():
         losses = found.get(_line(cell))
-        if not losses:
+        if not losses or _line(cell) in waits:
             continue
         if rates := next_rates(losses):
             more += [cell | {"lr": rate} for rate in rates]
