@@ -223,7 +223,7 @@ def test_a_rate_with_more_seeds_is_compared_by_the_seeds_that_all_have():
 
 
 def test_a_run_that_diverged_is_worse_than_any():
-    found = [row("muon", 4, 1.9), row("muon", 8, float("nan")), row("muon", 2, float("inf"))]
+    found = [row("muon", 8, float("nan")), row("muon", 4, 1.9), row("muon", 2, float("inf"))]
     line = table(found)["muon"]
     assert line["valid at half the lr"] == line["valid at twice the lr"] == "diverged"
     assert (line["lr"], line["note"]) == ("4", "")
