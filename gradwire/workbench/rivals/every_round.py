@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradwire.errors import ConfigError
 from gradwire.workbench.rivals.coded_exchange import CodedExchange
 from gradwire.workbench.rivals.exchange import as_flat
 from gradwire.workbench.rivals.fragments import cut_into_fragments
@@ -42,7 +43,9 @@ class Fragment:
         self.velocity = torch.zeros_like(self.shared)
         self.update = torch.zeros_like(self.shared)
         """What was exchanged last; it is taken over after the delay."""
-        self.exchange = CodedExchange(len(models), shapes, self.shared.device, **options)
+        self.exchange = CodedExchange(
+            len(models), shapes, self.shared.device, dtype=self.shared.dtype, **options
+        )
 
     @torch.no_grad()
     def send(self) -> None:
@@ -84,6 +87,10 @@ class EveryRound:
         outer = options.pop("outer")
         self.outer = muloco_outer(run.workers) if outer == "muloco" else outer
         self.delay, self.mixing = options.pop("delay", 0), options.pop("mixing", 0.0)
+        if not 0 <= self.delay < self.every:
+            raise ConfigError(
+                f"a delay of {self.delay} steps needs rounds of more, got --every {self.every}"
+            )
         count = options.pop("fragments", 1)
         self.steps = 0
         self.models = [copy.deepcopy(run.model) for _ in range(run.workers)]

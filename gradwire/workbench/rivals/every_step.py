@@ -33,6 +33,7 @@ class EveryStep:
         self.optimizer = RIVAL_OPTIMIZERS[run.recipe.optimizer](self.model, run.lr)
         options: dict[str, Any] = dict(run.recipe.gradients)
         make = EXCHANGES[options.pop("exchange")]
+        options["dtype"] = self.parameters[0].dtype
         self.clips_mean = options.pop("clip", "") == "mean"
         shapes = [tuple(p.shape) for p in self.parameters]
         self.exchange = make(run.workers, shapes, run.device, **options)
