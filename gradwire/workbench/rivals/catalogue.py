@@ -91,7 +91,7 @@ RIVALS: dict[str, LanguageRecipe] = {
 """All rivals by name. DiLoCo itself is the study's recipe `diloco`, through `local_steps`."""
 
 RIVAL_RATES = {
-    "sign": (1.25e-4, 2.5e-4, 5e-4, 1e-3, 2e-3),
+    "sign": (5e-4, 1e-3, 2e-3, 4e-3, 8e-3),
     "muon-step": (2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2),
     "adams": (5e-4, 1e-3, 2e-3, 4e-3, 8e-3),
     "adams-holds": (5e-4, 1e-3, 2e-3, 4e-3, 8e-3),

@@ -18,8 +18,8 @@ class DemoExchange(RivalExchange):
         d = decay d + lr g,   q = the `keep` largest of DCT(each 64 x 64 chunk of d)
         d = d - subtract IDCT(q),   update = IDCT(mean of q)
 
-    The optimiser takes the update's sign, for instance; lr is in the momentum as in the released
-    code. mean: "senders", over the workers that sent a coefficient, as released; "all", over all.
+    The optimiser takes the update's sign, for instance. rate_inside: lr is in the momentum, as in
+    the released code; without it, as in the paper, lr is 1 here. mean: "senders", over the workers that sent a coefficient, as released; "all", over all.
     What `decay` takes away is forgotten; with `subtract` below 1 a part is sent again later.
 
     A coefficient takes an index into its chunk, 12 bits for 64 x 64, and a value.
@@ -36,13 +36,14 @@ class DemoExchange(RivalExchange):
         subtract: float = 1.0,
         mean: str = "senders",
         values: str = "bf16",
+        rate_inside: bool = True,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__(workers, shapes, device)
         if mean not in ("senders", "all") or values not in FLOATS:
             raise ConfigError(f"DeMo: no mean {mean!r} or no values {values!r}")
         self.keep, self.decay, self.subtract, self.mean = keep, decay, subtract, mean
-        self.dtype = FLOATS[values]
+        self.dtype, self.rate_inside = FLOATS[values], rate_inside
         self.chunks, self.transform = Chunks(shapes, SIDE), Cosine()
         self.momentum = torch.zeros(workers, self.entries, dtype=dtype, device=device)
         self.message = in_bytes(self._message_bits())
@@ -53,7 +54,7 @@ class DemoExchange(RivalExchange):
 
     def average(self, vectors: Tensor, lr: float) -> Tensor:
         lost = (1 - self.decay) * self.momentum
-        self.momentum.mul_(self.decay).add_(vectors, alpha=lr)
+        self.momentum.mul_(self.decay).add_(vectors, alpha=lr if self.rate_inside else 1.0)
         self.count_energy(lost, self.momentum)
         sent, means = {}, {}
         for size, chunks in self.chunks.cut(self.momentum).items():
