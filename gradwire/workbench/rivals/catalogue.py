@@ -7,7 +7,7 @@ from gradwire.workbench.rivals.every_round import EveryRound
 from gradwire.workbench.rivals.every_step import EveryStep
 from gradwire.workbench.simulate.language_run import LanguageRecipe
 
-BY_BEST: dict[str, Any] = {"decay": 0.995, "subtract": 0.2}
+BY_BEST: dict[str, Any] = {"decay": 0.995, "subtract": 0.2, "rate_inside": False}
 """The best momentum of DeMo's paper, and the best share that is taken away."""
 
 

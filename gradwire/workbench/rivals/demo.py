@@ -18,9 +18,11 @@ class DemoExchange(RivalExchange):
         d = decay d + lr g,   q = the `keep` largest of DCT(each 64 x 64 chunk of d)
         d = d - subtract IDCT(q),   update = IDCT(mean of q)
 
-    The optimiser takes the update's sign, for instance. rate_inside: lr is in the momentum, as in
-    the released code; without it, as in the paper, lr is 1 here. mean: "senders", over the workers that sent a coefficient, as released; "all", over all.
-    What `decay` takes away is forgotten; with `subtract` below 1 a part is sent again later.
+    The optimiser takes the update's sign, for instance. What `decay` takes away is forgotten. With
+    `subtract` below 1 a part of what was sent is sent again later.
+
+    rate_inside: lr is in the momentum, as released. Without it d takes (1 - decay) g, as in the
+    paper. mean: "senders", over the workers that sent a coefficient, as released; "all", over all.
 
     A coefficient takes an index into its chunk, 12 bits for 64 x 64, and a value.
     """
@@ -54,7 +56,9 @@ class DemoExchange(RivalExchange):
 
     def average(self, vectors: Tensor, lr: float) -> Tensor:
         lost = (1 - self.decay) * self.momentum
-        self.momentum.mul_(self.decay).add_(vectors, alpha=lr if self.rate_inside else 1.0)
+        self.momentum.mul_(self.decay).add_(
+            vectors, alpha=lr if self.rate_inside else 1 - self.decay
+        )
         self.count_energy(lost, self.momentum)
         sent, means = {}, {}
         for size, chunks in self.chunks.cut(self.momentum).items():

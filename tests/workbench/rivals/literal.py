@@ -95,12 +95,21 @@ def sign(v):
 
 
 def demo(
-    keep=32, decay=0.999, subtract=1.0, over_all=False, phi="sign", value=bf16, wd=0.1, lr=0.05
+    keep=32,
+    decay=0.999,
+    subtract=1.0,
+    over_all=False,
+    inside=True,
+    phi="sign",
+    value=bf16,
+    wd=0.1,
+    lr=0.05,
 ):
     weights = start()
     delta = [{n: zeros(x) for n, x in weights.items()} for _ in range(WORKERS)]
     for step in range(STEPS):
         eta = rate(step, lr)
+        share = eta if inside else 1 - decay
         found = [clipped(gradients(weights, batch)) for batch in batches(step)]
         for name, x in weights.items():
             rows = rows_of(x)
@@ -109,7 +118,7 @@ def demo(
                 d = delta[worker][name]
                 for i in range(len(rows)):
                     for j in range(len(rows[0])):
-                        d[i][j] = decay * d[i][j] + eta * found[worker][name][i][j]
+                        d[i][j] = decay * d[i][j] + share * found[worker][name][i][j]
             for a, b, h, w in blocks_of(rows):
                 gathered = {}
                 for worker in range(WORKERS):

@@ -45,7 +45,7 @@ def changed(name, **options):
         (changed("demo", keep=200, values="fp32"), {"keep": 200, "value": float}),
         (
             changed("demo-paper", keep=6, mean="all"),
-            {"keep": 6, "decay": 0.995, "subtract": 0.2, "over_all": True},
+            {"keep": 6, "decay": 0.995, "subtract": 0.2, "over_all": True, "inside": False},
         ),
         (
             replace(changed("demo", keep=6, values="fp32"), optimizer="identity"),
