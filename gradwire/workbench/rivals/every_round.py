@@ -106,6 +106,13 @@ class EveryRound:
     def bytes_sent(self) -> int:
         return sum(fragment.exchange.bytes_sent for fragment in self.fragments)
 
+    @property
+    def forgotten(self) -> float:
+        """Energy in neither the update nor a residual, over the energy of all that was offered."""
+        energy = torch.stack([fragment.exchange.energy for fragment in self.fragments]).sum(0)
+        lost, offered = energy.tolist()
+        return lost / offered if offered else 0.0
+
     def step(self, batches: Sequence[tuple[Tensor, Tensor]], lr: float) -> Tensor:
         losses = []
         for model, optimizer, batch in zip(self.models, self.optimizers, batches, strict=True):

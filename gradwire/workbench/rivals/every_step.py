@@ -42,6 +42,11 @@ class EveryStep:
     def bytes_sent(self) -> int:
         return self.exchange.bytes_sent
 
+    @property
+    def forgotten(self) -> float:
+        """Energy in neither the update nor a residual, over the energy of all that was offered."""
+        return self.exchange.forgotten
+
     def step(self, batches: Sequence[tuple[Tensor, Tensor]], lr: float) -> Tensor:
         set_lr(self.optimizer, lr)
         flat, losses = [], []

@@ -4,11 +4,13 @@ import pytest
 import torch
 
 from gradwire.errors import ConfigError
+from gradwire.workbench.rivals import RIVALS
 from gradwire.workbench.rivals.chunks import Chunks, Cosine, chunk_side
 from gradwire.workbench.rivals.coded_exchange import CodedExchange
 from gradwire.workbench.rivals.codes import ChunkBins, FourBitFloats, RowBins
 from gradwire.workbench.rivals.demo import DemoExchange
 from gradwire.workbench.rivals.every_round import muloco_outer
+from gradwire.workbench.rivals.every_step import EXCHANGES
 from gradwire.workbench.rivals.fragments import cut_into_fragments
 from gradwire.workbench.rivals.powersgd import PowerSgdExchange
 from gradwire.workbench.rivals.shared_masks import SharedMaskExchange
@@ -235,6 +237,22 @@ def test_bytes_of_powersgd_and_shared_masks_by_hand():
     assert masks.bytes_sent == 2 * 4 * 8192 + places
     masks.average(torch.randn(2, 8192), 1.0)
     assert masks.bytes_sent == 2 * 4 * 8192 + 2 * places + 2 * 2 * 128
+
+
+@pytest.mark.parametrize("name", RIVALS)
+def test_an_exchange_computes_on_its_device_alone_and_never_waits_for_it(name):
+    """A tensor without numbers refuses both another device and every question for a number."""
+    recipe = RIVALS[name]
+    options = dict(recipe.rounds or recipe.gradients)
+    for other in ("every", "outer", "fragments", "delay", "mixing", "clip"):
+        options.pop(other, None)
+    kind = EXCHANGES[options.pop("exchange")] if recipe.gradients else CodedExchange
+    exchange = kind(P, SHAPES, torch.device("meta"), **options)
+    for _ in range(12):
+        update = exchange.average(torch.empty(P, ENTRIES, device="meta"), 0.1)
+    assert update.device.type == "meta"
+    assert update.shape == (ENTRIES,)
+    assert exchange.bytes_sent > 0
 
 
 # --- parts --------------------------------------------------------------------------------------

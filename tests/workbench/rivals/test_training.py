@@ -65,6 +65,8 @@ def test_a_run_learns_and_goes_on_where_it_was_saved(recipe):
     assert [float(second.step()) for _ in range(4)] == losses[8:]
     assert second.score(second.text.test, 64) == whole.score(whole.text.test, 64) < before - 0.02
     assert second.bytes_sent == whole.bytes_sent > 0
+    assert second.part.forgotten == whole.part.forgotten
+    assert (whole.part.forgotten > 0) == (recipe != "powersgd-4-muon")
 
 
 @pytest.mark.parametrize(("recipe", "equal"), [("sparseloco", True), ("streaming-diloco", False)])
