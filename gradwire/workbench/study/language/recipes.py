@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from gradwire.workbench.rivals import RIVAL_RATES, RIVALS
 from gradwire.workbench.simulate.language_run import LanguageRecipe
 
 HALF: dict[str, Any] = {"method": "topk", "density": 0.5, "values": "sign", "indices": "auto"}
@@ -61,11 +62,11 @@ RECIPES = {
         "adamw",
         gradients={"method": "topk", "density": 0.01},
     ),
-}
+} | RIVALS
 """All recipes, by name."""
 
 RATES = {
     "adamw": (5e-4, 1e-3, 2e-3, 4e-3, 8e-3),
     "muon": (2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2),
-}
+} | RIVAL_RATES
 """Learning rates of the grid, by the optimiser inside."""
