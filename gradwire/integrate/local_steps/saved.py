@@ -22,7 +22,7 @@ def pack(local: "LocalSteps") -> dict[str, Any]:
     kinds = [type(optimizer).__name__ for optimizer in local.optimizers]
     is_one = len(states) == 1
     return {
-        "weights": _copies(local.weights),
+        "weights": _copies(local.parts.read()),
         "local": {
             "inner_steps": local.inner_steps,
             "reference": _copies(local.reference),
@@ -55,7 +55,7 @@ def check(local: "LocalSteps", saved: Mapping[str, Any]) -> None:
             f"keep_unsent={local.keep_unsent}: give the same, or what is kept counts twice"
         )
     for kind, in_state, in_model in (
-        ("weights", saved["weights"], local.weights),
+        ("weights", saved["weights"], local.parts.read()),
         ("reference", part["reference"], local.reference),
         ("velocity", part["velocity"], local.velocity),
         ("buffers", part["buffers"], dict(local.model.named_buffers())),
@@ -78,13 +78,13 @@ def load(local: "LocalSteps", saved: Mapping[str, Any]) -> None:
     local.inner_steps = part["inner_steps"]
     buffers = dict(local.model.named_buffers())
     for target, source in (
-        (local.weights, saved["weights"]),
         (local.reference, part["reference"]),
         (local.velocity, part["velocity"]),
         (buffers, part["buffers"]),
     ):
         for name, tensor in target.items():
             tensor.copy_(source[name])
+    local.parts.put(saved["weights"])
     for optimizer, state in zip(local.optimizers, _listed(part["optimizer"]), strict=True):
         optimizer.load_state_dict(state)
 
