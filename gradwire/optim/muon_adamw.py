@@ -14,7 +14,8 @@ from torch.optim.adamw import adamw as adamw_step
 from gradwire.errors import ConfigError
 from gradwire.optim.newton_schulz import batches, orthogonalise
 from gradwire.optim.roles import Cut, Roles, Split
-from gradwire.optim.shards import cut_out, gather_whole, local_part, needs_gathering
+from gradwire.optim.shards import cut_out, gather_whole, needs_gathering
+from gradwire.torch_internals import local_of
 
 _FUSED_ON = ("cuda", "cpu")
 """Devices on which torch has AdamW as one kernel."""
@@ -133,13 +134,17 @@ class MuonAdamW(Optimizer):
             assert p.grad is not None, "step leaves these out"
             if not self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-            moment, gradient = local_part(self.state[p]["momentum_buffer"]), local_part(p.grad)
+            moment, gradient = local_of(self.state[p]["momentum_buffer"]), local_of(p.grad)
             moment.lerp_(gradient, 1 - beta)
-            local_part(p).mul_(1 - lr * decay)
+            local_of(p).mul_(1 - lr * decay)
             if needs_gathering(p):
                 sharded.append(p)
                 continue
-            for matrices, tensor in ((weights, local_part(p)), (gradients, gradient), (moments, moment)):
+            for matrices, tensor in (
+                (weights, local_of(p)),
+                (gradients, gradient),
+                (moments, moment),
+            ):
                 matrices += _matrices(tensor, group["cut"])
         for places in batches(weights):
             first = weights[places[0]]
@@ -158,7 +163,7 @@ class MuonAdamW(Optimizer):
         whole = []
         for p in parameters:
             assert p.grad is not None, "step leaves these out"
-            gradient, moment = local_part(p.grad), local_part(self.state[p]["momentum_buffer"])
+            gradient, moment = local_of(p.grad), local_of(self.state[p]["momentum_buffer"])
             mine = torch.empty_like(gradient, dtype=torch.bfloat16)
             torch.lerp(gradient, moment, group["momentum"], out=mine)
             whole.append(gather_whole(mine, p))
@@ -170,7 +175,7 @@ class MuonAdamW(Optimizer):
             for i, update in zip(places, updates, strict=True):
                 torch.mul(update, -_rate(update, float(group["lr"])), out=parts[i])
         for p, move in zip(parameters, moves, strict=True):
-            local_part(p).add_(cut_out(move, p))
+            local_of(p).add_(cut_out(move, p))
 
     def _adamw_step(self, parameters: list[Tensor], group: Mapping[str, Any]) -> None:
         for p in parameters:
@@ -183,10 +188,10 @@ class MuonAdamW(Optimizer):
                 }
         states = [self.state[p] for p in parameters]
         adamw_step(
-            [local_part(p) for p in parameters],
-            [local_part(p.grad) for p in parameters if p.grad is not None],
-            [local_part(state["exp_avg"]) for state in states],
-            [local_part(state["exp_avg_sq"]) for state in states],
+            [local_of(p) for p in parameters],
+            [local_of(p.grad) for p in parameters if p.grad is not None],
+            [local_of(state["exp_avg"]) for state in states],
+            [local_of(state["exp_avg_sq"]) for state in states],
             [],
             [state["step"] for state in states],
             fused=group["fused"],

@@ -5,12 +5,6 @@ from typing import Any
 from torch import Tensor
 
 
-def local_part(tensor: Any) -> Tensor:
-    """Return this rank's shard of a DTensor, and any other tensor as it is."""
-    local: Tensor = tensor.to_local() if hasattr(tensor, "placements") else tensor
-    return local
-
-
 def needs_gathering(parameter: Any) -> bool:
     """Return True if this rank lacks a part of the parameter's matrices.
 

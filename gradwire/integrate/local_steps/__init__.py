@@ -3,19 +3,30 @@
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
 from gradwire.config import Config
 from gradwire.errors import ConfigError
-from gradwire.integrate.local_steps.handle import LocalSteps, Ranks
-from gradwire.integrate.local_steps.parts import Parts
 from gradwire.integrate.refuse import refuse_for_local_steps
 from gradwire.integrate.versions import note_torch
+from gradwire.ranks.group import Group
+
+if TYPE_CHECKING:
+    from gradwire.integrate.local_steps.handle import LocalSteps
 
 __all__ = ["LocalSteps", "local_steps"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "LocalSteps":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from gradwire.integrate.local_steps.handle import LocalSteps
+
+    return LocalSteps
 
 
 def local_steps(
@@ -28,11 +39,11 @@ def local_steps(
     outer_lr: float | None = None,
     outer_momentum: float | None = None,
     keep_unsent: bool | None = None,
-    group: Ranks = None,
+    group: dist.ProcessGroup | Group | None = None,
     replicate_group: Any = None,
     config: Config | None = None,
     **fields: Any,
-) -> LocalSteps:
+) -> "LocalSteps":
     """Exchange weights every `every` steps instead of gradients at each: DiLoCo, SparseLoCo.
 
         optimizer = gradwire.optim.muon(model, lr=0.004)
@@ -69,6 +80,8 @@ def local_steps(
     """
     # Loaded only here, as the other modules of this folder.
     from gradwire.integrate.local_steps.arguments import read_arguments, warn_without_muon
+    from gradwire.integrate.local_steps.handle import LocalSteps
+    from gradwire.integrate.local_steps.parts import Parts
 
     note_torch()
     if replicate_group is not None and group is not None:

@@ -38,6 +38,11 @@ class Flight:
     """Recorded on the background's stream, after the exchange."""
     done: threading.Event = field(default_factory=threading.Event)
 
+    def arrived(self) -> "Flight":
+        """Note that the exchange has ended, and return the flight."""
+        self.done.set()
+        return self
+
 
 class Background:
     """A thread that exchanges flights in the order in which they were taken.

@@ -9,7 +9,7 @@ def cut_model(sizes: Mapping[str, int], fragments: int) -> dict[str, int]:
     sizes: entries of each whole parameter, in the model's order. No fragment is empty.
     """
     total, seen, number = sum(sizes.values()), 0, 0
-    out = {}
+    out: dict[str, int] = {}
     for index, (name, size) in enumerate(sizes.items()):
         left, open_ = len(sizes) - index, fragments - number
         has_some = number in out.values()

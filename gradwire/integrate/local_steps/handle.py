@@ -28,6 +28,7 @@ from gradwire.types import Slot
 
 if TYPE_CHECKING:
     from gradwire.integrate.local_steps.arguments import Arguments
+    from gradwire.state.saved.cuts import Cut, MoreSaved
 
 Ranks = dist.ProcessGroup | Group | None
 
@@ -69,6 +70,7 @@ class LocalSteps(State):
     here the mean is over all ranks.
     """
 
+    engine: Background
     averaged = ("residual", "velocity", "weights", "departures")
 
     def __init__(
@@ -91,7 +93,7 @@ class LocalSteps(State):
         """True inside `shared`: the model holds x, not this rank's weights."""
         self.flights: list[Flight] = []
         """Exchanges whose updates have not landed yet, in the order in which they were taken."""
-        self._unflushed: set[int] = set()
+        self.unflushed: set[int] = set()
         """Fragments that have not been exchanged since `flush`."""
         self.fragment_of = cut_model(parts.sizes(), self.fragments)
         """The fragment of each parameter."""
@@ -219,9 +221,9 @@ class LocalSteps(State):
         starts, now = self._start_weights(names), self.parts.read(names)
         values = {n: starts[n].float() - w.float() for n, w in now.items()}
         flight = Flight(
-            number, self.inner_steps, self.inner_steps + overlap, number in self._unflushed, values
+            number, self.inner_steps, self.inner_steps + overlap, number in self.unflushed, values
         )
-        self._unflushed.discard(number)
+        self.unflushed.discard(number)
         if overlap:
             flight.taken = {n: w.clone() for n, w in now.items()}
         self._note_finite(flight)
@@ -232,7 +234,7 @@ class LocalSteps(State):
             return
         try:
             self._exchange(flight)
-            flight.done.set()
+            flight.arrived()
         except BaseException:
             self.flights.remove(flight)
             raise
@@ -296,6 +298,9 @@ class LocalSteps(State):
         self._settle(bundles, skipped)
         self.status.count += skipped
         flight.ok = ~skipped
+        for name, update in flight.values.items():
+            # Otherwise NaN, or the difference of a part without entries.
+            flight.values[name] = torch.where(skipped, 0, update)
 
     @torch.no_grad()
     def _land(self, flights: Sequence[Flight]) -> None:
@@ -306,7 +311,7 @@ class LocalSteps(State):
             assert flight.ok is not None
             skipped = ~flight.ok
             for name, update in flight.values.items():
-                self._outer_step(name, torch.where(skipped, 0, update), skipped)
+                self._outer_step(name, update, skipped)
             starts = self._start_weights(flight.values)
             if flight.taken:
                 now = self.parts.read(starts)
@@ -360,7 +365,7 @@ class LocalSteps(State):
 
     def flush(self) -> None:
         """Send everything that is kept with the next exchange, of every fragment."""
-        self._unflushed = set(range(self.fragments))
+        self.unflushed = set(range(self.fragments))
 
     def shared_weights(self) -> dict[str, Tensor]:
         """Return copies of x in fp32: the weights that all ranks had after the last exchange.
@@ -427,8 +432,20 @@ class LocalSteps(State):
 
         self.refuse_shared("state_dict")
         self._wait_for_all()
-        self._flush = bool(self._unflushed)
+        self._flush = bool(self.unflushed)
+        if self.parts.axes:
+            from gradwire.state.saved import sharded
+
+            return sharded.state_dict(self)
         return super().state_dict() | pack(self)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state_dict` was taken, by the same rank of a run of the same size."""
+        if not self.parts.axes:
+            return super().load_state_dict(state)
+        from gradwire.state.saved import sharded
+
+        sharded.load_state_dict(self, state)
 
     @torch.no_grad()
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -439,7 +456,7 @@ class LocalSteps(State):
         super().restore(saved)
         load(self, saved)
         waiting = range(self.fragments) if self._flush else ()
-        self._unflushed = set(saved["local"].get("unflushed", waiting))
+        self.unflushed = set(saved["local"].get("unflushed", waiting))
 
     def check_more(self, saved: Mapping[str, Any]) -> None:
         """Raise StateError unless weights, buffers, optimisers and rule fit this model."""
@@ -447,6 +464,53 @@ class LocalSteps(State):
 
         self.refuse_shared("load")
         check(self, saved)
+
+    # --- islands' checkpoints, in the format of sharded models -----------------------------------
+
+    @property
+    def shard(self) -> int:
+        """The number of this rank in its island."""
+        return self.parts.place
+
+    @property
+    def shards(self) -> int:
+        """The number of ranks in the island."""
+        return self.parts.places
+
+    @property
+    def inner_groups(self) -> Sequence[Group]:
+        """The groups that together reach every rank of the island."""
+        return self.parts.axes
+
+    def cuts(self) -> "dict[str, Cut]":
+        """Return by name the way in which the island cuts each parameter."""
+        return self.parts.cuts()
+
+    def more_saved(self) -> "MoreSaved":
+        """Return what an island saves beside residuals."""
+        from gradwire.integrate.local_steps.saved_islands import more_saved
+
+        return more_saved(self)
+
+    @property
+    def has_whole_moments(self) -> bool:
+        """True: every rank of an island has the whole moments of its optimiser."""
+        return self.parts.kind == "ddp"
+
+    def check_kind(self, header: Mapping[str, Any]) -> None:
+        """Raise StateError for a folder of islands of another kind."""
+        kind = header["local"].get("island") if isinstance(header.get("local"), dict) else None
+        if kind is not None and kind != self.parts.kind:
+            raise StateError(
+                f"the state is of islands of {kind!r:.20}, these are of {self.parts.kind!r}: wrap "
+                f"the model as then"
+            )
+
+    def adopt_vectors(self, saved: dict[str, Any], part: Mapping[str, Any]) -> None:
+        """Put the vectors of a folder in their places in `saved`."""
+        from gradwire.integrate.local_steps.saved_islands import adopt_vectors
+
+        adopt_vectors(self, saved, part)
 
     def refuse_shared(self, what: str) -> None:
         """Raise StateError inside `shared`, where the model does not hold the own weights."""

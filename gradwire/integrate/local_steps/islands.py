@@ -6,7 +6,7 @@ Together the ranks of an island send every entry once, over all their links at t
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,9 @@ from gradwire.integrate.local_steps.parts import Parts, gather_everywhere
 from gradwire.integrate.refuse import is_sharded, unwrap_ddp
 from gradwire.ranks.distributed import DistributedGroup
 from gradwire.ranks.group import Group
+
+if TYPE_CHECKING:
+    from gradwire.state.saved.cuts import Cut
 
 _FIX = 'give mesh["replicate"].get_group(), one rank of each island'
 
@@ -152,7 +155,9 @@ class CopiedParts(Parts):
         if not values:
             return {}
         targets = {name: self.parameters[name] for name in values}
-        return dict(zip(values, self._gathered(list(values.values()), targets.values())))
+        return dict(
+            zip(values, self._gathered(list(values.values()), targets.values()), strict=True)
+        )
 
     def _gathered(self, parts: Sequence[Tensor], like: Iterable[Tensor]) -> list[Tensor]:
         """Return whole tensors of the shapes of `like`, of which `parts` are this rank's."""
@@ -172,6 +177,19 @@ class CopiedParts(Parts):
         """Return every rank's row. As bytes, because Gloo does not know every dtype."""
         (axis,) = self.axes
         return axis.all_gather(row.view(torch.uint8)).view(row.dtype)
+
+    def cuts(self) -> "dict[str, Cut]":
+        """Return by name flat stretches, which torch cuts in the same way."""
+        from torch.distributed.tensor import Shard
+
+        from gradwire.state.saved.cuts import Cut
+
+        (axis,) = self.axes
+        mesh = DeviceMesh.from_group(axis.process_group, self.device.type)
+        return {
+            name: Cut((self.held(name).numel(),), mesh, (Shard(0),), (p.numel(),), (1,))
+            for name, p in self.parameters.items()
+        }
 
     def memory(self) -> dict[str, Tensor]:
         whole = {name: p.detach() for name, p in self.parameters.items()}

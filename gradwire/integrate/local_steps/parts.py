@@ -1,7 +1,7 @@
 """Parts: the part of a model's weights that this rank exchanges; all of them in a plain model."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,9 @@ from gradwire.ranks.distributed import DistributedGroup
 from gradwire.ranks.group import Group, uncounted
 from gradwire.ranks.together import gather_words
 from gradwire.state.names import parameter_names, unwrapped
+
+if TYPE_CHECKING:
+    from gradwire.state.saved.cuts import Cut
 
 
 class Parts:
@@ -79,6 +82,10 @@ class Parts:
 
     def _everything(self) -> Iterable[Tensor]:
         return [*self.model.parameters(), *self.model.buffers()]
+
+    def cuts(self) -> "dict[str, Cut]":
+        """Return by name the way in which the ranks of an island cut each parameter."""
+        raise NotImplementedError("a plain model is not cut")
 
     # --- the ranks of the island ------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from gradwire.errors import AttachError
 from gradwire.integrate.fsdp.units import sharded_parameters
 from gradwire.integrate.local_steps.parts import Parts
 from gradwire.state.names import plain_name, unwrapped
+from gradwire.state.saved.cuts import Cut
 from gradwire.torch_internals import averages_replicas, param_groups, shard
 
 _REPLICAS = """\
@@ -70,17 +71,12 @@ class ShardedParts(Parts):
         """Return the parts as DTensors, sharded as the parameters are."""
         return {name: self.as_sharded(name, value) for name, value in values.items()}
 
+    def cuts(self) -> dict[str, Cut]:
+        return {name: Cut.of(self.like(name), self.held(name).shape) for name in self.parameters}
+
     def as_sharded(self, name: str, local: Tensor) -> DTensor:
         """Return a DTensor that is sharded as a parameter, with this local part."""
-        like = self.like(name)
-        return DTensor.from_local(
-            local,
-            like.device_mesh,
-            like.placements,
-            run_check=False,
-            shape=like.size(),
-            stride=like.stride(),
-        )
+        return Cut.of(self.like(name), local.shape).wrap(local)
 
     def _everything(self) -> Iterable[Tensor]:
         locals_ = [shard(record).to_local() for record in self._records.values()]
@@ -94,15 +90,20 @@ def reshard(model: nn.Module) -> None:
             module.reshard()
 
 
+def is_sharded_module(module: object) -> bool:
+    """Return True if fully_shard was called on this module."""
+    return isinstance(module, FSDPModule)
+
+
 def refuse_shards(model: nn.Module) -> None:
     """Raise AttachError for a sharded model that islands cannot serve. It is resharded before."""
-    root: Any = unwrapped(model)
-    if not isinstance(root, FSDPModule):
+    root = unwrapped(model)
+    if not is_sharded_module(root):
         raise AttachError(
             "parts of the model are sharded: call fully_shard on the whole model too, last"
         )
     for module in root.modules():
-        if isinstance(module, FSDPModule) and any(map(averages_replicas, param_groups(module))):
+        if is_sharded_module(module) and any(map(averages_replicas, param_groups(module))):
             raise AttachError(_REPLICAS)
     reshard(root)
     for name, parameter in root.named_parameters():
