@@ -36,7 +36,9 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from gradwire.accumulate.owned import OWNED
 from gradwire.errors import ExchangeError, GradwireError, StateError, one_line
+from gradwire.exchange import EXCHANGES
 from gradwire.ranks.group import uncounted
 from gradwire.ranks.together import gather_words
 from gradwire.state.saved import plain
@@ -64,8 +66,8 @@ from gradwire.torch_internals import local_of
 log = logging.getLogger("gradwire")
 
 _TOP = "gradwire"
-_VECTORS = ("residual", "velocity")
-"""Vectors that every state has, for the parameters that are not empty."""
+_VECTORS = ("residual", "velocity", "owned")
+"""Vectors of any state, for the parameters that are not empty."""
 _REPLICA_VECTORS = ("weights", "departures")
 _SHARED_VECTORS = ("reference", "outer", "update")
 _OURS = re.compile(r"__\d+_[0-9a-f]{8}_\d+\.distcp")
@@ -83,6 +85,9 @@ def state_dict(wire: ShardedState, guarded: bool = False) -> dict[str, Any]:
     part: dict[str, Any] = {"residual": _tensors(wire, [b.residual(skipped) for b in wire.bundles])}
     if wire.config.momentum:
         part["velocity"] = _tensors(wire, [b.momentum(skipped) for b in wire.bundles])
+    if EXCHANGES[wire.config.exchange].owns_parts:
+        kept = [b.owned_vector(skipped) if b.keeps_owned else 0 * b.u for b in wire.bundles]
+        part["owned"] = _tensors(wire, kept)
     more = wire.more_saved()
     header = plain.pack_header(wire) | {
         "skipped": False,
@@ -94,6 +99,9 @@ def state_dict(wire: ShardedState, guarded: bool = False) -> dict[str, Any]:
         **more.header,
     }
     header["counts"]["skipped"] += int(skipped)
+    for memory in header["memory"]:
+        # By parameter in "owned", so that other shards can read it.
+        memory.pop(OWNED, None)
     content = io.BytesIO()
     torch.save(header, content)
     part |= {**more.vectors, f"shard{wire.shard}": content.getvalue()}
@@ -252,6 +260,7 @@ def _part_of(
     replicas = range(saved.replicas)
     if saved.replicas == wire.group.size:
         replicas = range(wire.group.rank, wire.group.rank + 1)
+    is_same = saved.replicas == wire.group.size and saved.shards == wire.shards
     part: dict[str, dict[str, Tensor]] = {}
     first: dict[str, Any] = {}
     for replica in replicas:
@@ -261,6 +270,10 @@ def _part_of(
         if not first:
             first = header
             part = saved.read_shared(wire) | saved.read_moments(wire, replica)
+        if not is_same:
+            # Owners of the mean will have other parts.
+            for name, tensor in vectors.pop("owned", {}).items():
+                vectors["residual"][name] = vectors["residual"][name] + saved.replicas * tensor
         for field, tensors in vectors.items():
             total = part.setdefault(field, {})
             for name, tensor in tensors.items():
