@@ -31,6 +31,8 @@ class Arguments:
     keep_unsent: bool
     config: Config
     recipe: str = ""
+    overlap: int = 0
+    fragments: int = 1
 
     def __str__(self) -> str:
         lr, momentum = self.rule

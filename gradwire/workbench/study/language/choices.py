@@ -137,6 +137,9 @@ def _differs(recipe: LanguageRecipe, name: str, chosen: Mapping[str, Any]) -> bo
     is_baseline = not recipe.rounds and fields.get("method", "dense") == "dense"
     if is_baseline or (name in OUTER and not recipe.rounds):
         return False
+    if recipe.part is not None and name not in fields:
+        # A rival has its own options, which are not those of the library.
+        return False
     usual = {"decay": 1.0, **fields, **fields.get("options", {})}
     return bool(usual.get(name) != chosen[name])
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from gradwire.recipes import LOCAL_RECIPES
 from gradwire.workbench import models
+from gradwire.workbench.rivals import RIVAL_RATES, RIVALS
 from gradwire.workbench.simulate.language_run import LanguageRecipe
 
 HALF: dict[str, Any] = {"method": "topk", "density": 0.5, "values": "sign", "indices": "auto"}
@@ -82,13 +83,13 @@ RECIPES = {
         "adamw",
         gradients={"method": "topk", "density": 0.01},
     ),
-}
+} | RIVALS
 """All recipes, by name."""
 
 RATES = {
     "adamw": (5e-4, 1e-3, 2e-3, 4e-3, 8e-3),
     "muon": (2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2),
-}
+} | RIVAL_RATES
 """Learning rates of the grid, by the optimiser inside."""
 
 MUON_RATE = 4.0
@@ -100,6 +101,10 @@ def first_rates(recipe: LanguageRecipe, model: str) -> tuple[float, ...]:
     rate = models.model_spec(model).lr
     if recipe.optimizer == "muon":
         rate *= MUON_RATE
+    elif recipe.optimizer != "adamw":
+        # The middle of its grid, which is for gpt-11m.
+        rates = RATES[recipe.optimizer]
+        rate *= rates[len(rates) // 2] / models.model_spec("gpt-11m").lr
     elif recipe.rounds:
         rate /= 2
     return (rate / 2, rate, 2 * rate)
