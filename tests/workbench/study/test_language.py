@@ -289,6 +289,25 @@ def test_changes_of_a_recipe():
     assert choices.cell_recipe(dense) is RECIPES["dense-muon"]
 
 
+def test_a_rival_has_no_options_of_the_library():
+    """Its `exchange` is its own; only what it has itself, `decay` here, can be changed."""
+    chosen = {"recipe": "demo,sparseloco", "lr": "1", "exchange": "owner", "decay": "0.5"}
+    demo, sparseloco = choices.list_cells(Settings(chosen=chosen))
+    assert {*choices.CHANGES}.isdisjoint(demo)
+    assert choices.cell_recipe(sparseloco).rounds["decay"] == 0.5
+    assert "exchange" not in sparseloco
+
+
+@pytest.mark.parametrize("recipe", [*RECIPES])
+def test_extend_begins_inside_the_grid_of_gpt_11m(recipe):
+    settings = Settings(chosen={"recipe": recipe}, extend=True)
+    rates = [cell["lr"] for cell in choices.list_cells(settings)]
+    grid = RATES[RECIPES[recipe].optimizer]
+    assert len(rates) == 3
+    assert rates[0] >= grid[0] / 2.01
+    assert rates[-1] <= grid[-1] * 2.01
+
+
 def test_a_changed_recipe_trains():
     chosen = {"recipe": "muon-whole", "every": "2", "steps": "4", "values": "two-bit"}
     rows = trained(**chosen, back="int4")
