@@ -35,6 +35,8 @@ def workload_by_name(
         shares_of(macs),
         flops / device.flops if seconds is None else check_seconds(seconds),
         seconds is not None,
+        spec.optimizer,
+        work=f"{batch} examples per worker",
     )
 
 
