@@ -16,8 +16,8 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.config import Config
-from gradwire.errors import ConfigError, StateError
-from gradwire.integrate.adam import warn_of_adam
+from gradwire.errors import AttachError, ConfigError, StateError
+from gradwire.integrate.adam import refuse_for_recipe, warn_of_adam
 from gradwire.integrate.attached import Attached
 from gradwire.integrate.ddp import attach, check_fields
 from gradwire.integrate.versions import require
@@ -68,6 +68,12 @@ class GradwireStrategy(DDPStrategy):
     def setup(self, trainer: Trainer) -> None:
         super().setup(trainer)
         if self.wire is not None:
+            try:
+                refuse_for_recipe(self._fields, self.optimizers)
+            except AttachError:
+                # Lightning makes the optimisers after it has wrapped the model.
+                self.wire.close()
+                raise
             warn_of_adam(self.wire, self.optimizers)
         # A checkpoint that was loaded for a test must not reach into the next fit.
         self._file = self._steps = None

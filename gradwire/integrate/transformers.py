@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.config import Config
 from gradwire.errors import AttachError, StateError
 from gradwire.integrate import ddp
-from gradwire.integrate.adam import warn_of_adam
+from gradwire.integrate.adam import refuse_for_recipe, warn_of_adam
 from gradwire.integrate.ddp import Wire
 from gradwire.integrate.versions import require
 from gradwire.state.saved import folder as checkpoint
@@ -88,6 +88,7 @@ class GradwireCallback(TrainerCallback):
             )
         # A second `train` keeps the wrapped model, so the wire and its residuals stay too.
         if self.wire is None or self.wire.ddp() is not uncompiled(model):
+            refuse_for_recipe(self._fields, [self._trainer.optimizer])
             scaler = self._trainer.accelerator.scaler
             wire = ddp.attach(model, self._config, scaler=scaler, **self._fields)
             self.wire = cast(Wire, wire)

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.hashing import blake2b_seed
+from gradwire.integrate.adam import warn_of_adam
 from gradwire.workbench import models
 from gradwire.workbench.train import checkpoint
 from gradwire.workbench.train.options import Options
@@ -43,6 +44,8 @@ class Replica:
         self.ddp = DistributedDataParallel(model, device_ids=ids)
         self.optimizer = options.make_optimizer(self.ddp.parameters())
         self.wire = gradwire.attach(self.ddp, options.config(epoch_steps))
+        if worker.rank == 0:
+            warn_of_adam(self.wire, [self.optimizer])
         if saved is not None:
             with checkpoint.misfit_errors(folder):
                 self.optimizer.load_state_dict(saved["optimizer"])

@@ -39,7 +39,14 @@ def test_a_table_the_reason_and_a_page(main, tmp_path):
     page = tmp_path / "plan.html"
     code, out, _ = main(*SMALL, "--link", "100mbit", "--html", str(page))
     assert code in (0, None)
-    for words in ("network", "DDP, bf16 hook", "topk/union", "per step against", "note: ", "more ways"):
+    for words in (
+        "network",
+        "DDP, bf16 hook",
+        "topk/union",
+        "per step against",
+        "note: ",
+        "more ways",
+    ):
         assert words in out
     assert page.is_file()
 
