@@ -27,7 +27,9 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from gradwire.accumulate.owned import OWNED
 from gradwire.errors import ExchangeError, GradwireError, StateError, one_line
+from gradwire.exchange import EXCHANGES
 from gradwire.ranks.group import uncounted
 from gradwire.ranks.together import gather_words
 from gradwire.state.saved import plain
@@ -57,7 +59,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("gradwire")
 
 _TOP = "gradwire"
-_VECTORS = ("residual", "velocity")
+_VECTORS = ("residual", "velocity", "owned")
 _OURS = re.compile(r"__\d+_[0-9a-f]{8}_\d+\.distcp")
 """Names of the data files that `save` writes; those of torch have no word in the middle."""
 
@@ -73,6 +75,9 @@ def state_dict(wire: "ShardedWire", guarded: bool = False) -> dict[str, Any]:
     part: dict[str, Any] = {"residual": _tensors(wire, [b.residual(skipped) for b in wire.bundles])}
     if wire.config.momentum:
         part["velocity"] = _tensors(wire, [b.momentum(skipped) for b in wire.bundles])
+    if EXCHANGES[wire.config.exchange].owns_parts:
+        kept = [b.owned_vector(skipped) if b.keeps_owned else 0 * b.u for b in wire.bundles]
+        part["owned"] = _tensors(wire, kept)
     header = plain.pack_header(wire) | {
         "skipped": False,
         "user_skip": False,
@@ -82,6 +87,9 @@ def state_dict(wire: "ShardedWire", guarded: bool = False) -> dict[str, Any]:
         "guarded": guarded,
     }
     header["counts"]["skipped"] += int(skipped)
+    for memory in header["memory"]:
+        # By parameter in "owned", so that other shards can read it.
+        memory.pop(OWNED, None)
     content = io.BytesIO()
     torch.save(header, content)
     return {f"replica{wire.group.rank}": part | {f"shard{wire.shard}": content.getvalue()}}
@@ -235,6 +243,7 @@ def _part_of(
     replicas = range(saved.replicas)
     if saved.replicas == wire.group.size:
         replicas = range(wire.group.rank, wire.group.rank + 1)
+    is_same = saved.replicas == wire.group.size and saved.shards == wire.shards
     part: dict[str, dict[str, Tensor]] = {}
     first: dict[str, Any] = {}
     for replica in replicas:
@@ -242,6 +251,10 @@ def _part_of(
         header = _parse_header(content)
         saved.check_header(wire, replica, header)
         first = first or header
+        if not is_same:
+            # Owners of the mean will have other parts.
+            for name, tensor in vectors.pop("owned", {}).items():
+                vectors["residual"][name] = vectors["residual"][name] + saved.replicas * tensor
         for field, tensors in vectors.items():
             total = part.setdefault(field, {})
             for name, tensor in tensors.items():

@@ -80,7 +80,8 @@ class LanguageRun:
         self.workers, self.batch, self.total, self.lr = workers, batch, steps, lr
         self.steps, self.seconds = 0, 0.0
         generator = torch.Generator().manual_seed(seed)
-        self.order = torch.randperm(text.examples, generator=generator)[: steps * workers * batch]
+        order = torch.randperm(text.examples, generator=generator, dtype=torch.int64)
+        self.order = order[: steps * workers * batch]
         if len(self.order) < steps * workers * batch:
             raise ValueError(
                 f"{text.name} has {text.examples:,} windows, the run takes "
@@ -127,7 +128,8 @@ class LanguageRun:
         """
         self.part.put_weights(self.model)
         count = (len(stream) - 1) // self.text.window
-        chosen = torch.arange(0, count, max(1, count // windows) if windows else 1)
+        every = max(1, count // windows) if windows else 1
+        chosen = torch.arange(0, count, every, dtype=torch.int64)
         chosen = chosen[: windows or count]
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         # Equal batches, so that nothing is compiled again for the last.
