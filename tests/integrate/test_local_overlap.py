@@ -114,7 +114,7 @@ def test_nothing_is_lost(fields):
         update = (x - part(workers[0].local.reference)).double()
         torch.testing.assert_close(moved + kept, 3 * update + left, atol=3e-6, rtol=0)
         assert update.count_nonzero() > 0
-        run(lambda w: w.train(2 if f == 1 else 2))
+        run(lambda w: w.train(2))
         run(lambda w: w.local.exchange())
 
 
