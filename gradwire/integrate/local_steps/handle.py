@@ -2,7 +2,7 @@
 
 import dataclasses
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -115,13 +115,16 @@ class LocalSteps(State):
             )
         self.fragment_of = cut_model(sizes, self.fragments)
         """The fragment of each parameter."""
-        self._join_ranks(group)
-        self.reference = {name: p.float().clone() for name, p in parts.read().items()}
+        here = parts.read()
+        self.reference = {n: torch.empty_like(p, dtype=torch.float32) for n, p in here.items()}
         """x by name, in fp32."""
         self.velocity: dict[str, Tensor] = {}
         """m by name; empty without outer momentum."""
         if self.outer_momentum:
             self.velocity = {name: torch.zeros_like(x) for name, x in self.reference.items()}
+        self._join_ranks(group)
+        for name, part in parts.read().items():
+            self.reference[name].copy_(part)
         if self.config.watch:
             self.watch = SharedWatch(self.model, self.config.watch)
 
@@ -237,8 +240,8 @@ class LocalSteps(State):
         self.parts.agree("local_steps", inner_steps=self.inner_steps)
         self._settle_old()
         names = [name for name, fragment in self.fragment_of.items() if fragment == number]
-        starts, now = self._start_weights(names), self.parts.read(names)
-        values = {n: starts[n].float() - w.float() for n, w in now.items()}
+        now = self.parts.read(names)
+        values = {n: self._start_weight(n, w).float() - w.float() for n, w in now.items()}
         flight = Flight(
             number, self.inner_steps, self.inner_steps + overlap, number in self.unflushed, values
         )
@@ -333,26 +336,27 @@ class LocalSteps(State):
             self.flights.remove(flight)
             assert flight.ok is not None
             skipped = ~flight.ok
-            for name, update in flight.values.items():
-                self._outer_step(name, update, skipped)
-            starts = self._start_weights(flight.values)
-            if flight.taken:
-                now = self.parts.read(starts)
-                for name, start in starts.items():
-                    moved = start.float() + (now[name].float() - flight.taken[name].float())
-                    starts[name] = torch.where(skipped, start, moved.to(start.dtype))
-            self.parts.put(starts)
+            now = self.parts.read(flight.values)
+            ends: dict[str, Tensor] = {}
+            for name, weight in now.items():
+                self._outer_step(name, flight.values.pop(name), skipped)
+                ends[name] = start = self._start_weight(name, weight)
+                if flight.taken:
+                    moved = start.float() + (weight.float() - flight.taken.pop(name).float())
+                    ends[name] = torch.where(skipped, start, moved.to(start.dtype))
+                if not self.parts.puts_together:
+                    self.parts.put(ends)
+                    ends = {}
+            self.parts.put(ends)
+            self.parts.refresh()
 
-    def _start_weights(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """Return the weights with which a round begins, in their dtype."""
-        starts = {}
-        for name, weight in self.parts.read(names).items():
-            start = self.reference[name]
-            if self.keep_unsent and start.numel():
-                bundle, slot = self.home(name)
-                start = start - bundle.view(bundle.u, slot)
-            starts[name] = start.to(weight.dtype)
-        return starts
+    def _start_weight(self, name: str, weight: Tensor) -> Tensor:
+        """Return the weight with which a round begins, in the dtype of `weight`."""
+        start = self.reference[name]
+        if self.keep_unsent and start.numel():
+            bundle, slot = self.home(name)
+            start = start - bundle.view(bundle.u, slot)
+        return start.to(weight.dtype)
 
     def _outer_step(self, name: str, update: Tensor, skipped: Tensor) -> None:
         """Take the outer step of one parameter: change m and x in place."""
@@ -437,6 +441,20 @@ class LocalSteps(State):
             # An empty part is in no bundle.
             return torch.zeros_like(part)
         return super().residual(name)
+
+    def memory_use(self) -> dict[str, int]:
+        """Return the bytes that this rank holds beside weights and optimiser, by their use.
+
+        The last two are those of an exchange at its peak, and of the largest fragment.
+        """
+        from gradwire.integrate.local_steps.memory import memory_use
+
+        return memory_use(self)
+
+    def __repr__(self) -> str:
+        from gradwire.integrate.local_steps.memory import describe_memory
+
+        return f"{super().__repr__()[:-1]}, {describe_memory(self)})"
 
     @property
     def bytes_inside(self) -> int:
