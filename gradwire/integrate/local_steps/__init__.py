@@ -129,13 +129,28 @@ class LocalSteps(State):
         """
         self.refuse_shared("exchange")
         if not self.group.on_stream:
-            self.group.agree("local_steps", steps=self.steps, inner_steps=self.inner_steps)
+            # Everything that ranks could have called alone, as nothing has changed yet.
+            self.group.agree(
+                "local_steps",
+                steps=self.steps,
+                inner_steps=self.inner_steps,
+                flush=int(self._flush),
+                learning_rate=self.lr.rate,
+            )
         starts = self._start_weights()
         differences = {n: starts[n].float() - w.float() for n, w in self.weights.items()}
-        for name, weight in self.weights.items():
+        own: dict[str, Tensor] = {}
+        if self.watch is not None:
             # A drift watch compares the parameters, and only x is equal on all ranks.
-            weight.copy_(self.reference[name])
-        average(differences, self)
+            own = {name: weight.clone() for name, weight in self.weights.items()}
+            for name, weight in self.weights.items():
+                weight.copy_(self.reference[name])
+        try:
+            average(differences, self)
+        except BaseException:
+            for name, was in own.items():
+                self.weights[name].copy_(was)
+            raise
         skipped = self.was_skipped()
         for name, update in differences.items():
             self._outer_step(name, torch.where(skipped, 0, update), skipped)

@@ -98,7 +98,7 @@ def load_state_dict(wire: "ShardedWire", saved: Mapping[str, Any]) -> None:
         )
     header = _parse_header(part[shard])
     _check_place(header, wire.group.rank, wire.group.size, wire.shard, wire.shards)
-    plain.restore(wire, _checked(wire, part, header))
+    wire.restore(_checked(wire, part, header))
 
 
 def save(wire: "ShardedWire", path: Path) -> None:
@@ -209,7 +209,7 @@ def load(wire: "ShardedWire", path: Path) -> None:
         failure.__cause__ = error
     _raise_together(wire, failure, StateError)
     _compare(wire, path, seal, digests)
-    plain.restore(wire, ready)
+    wire.restore(ready)
     note_identity(wire, run)
 
 
