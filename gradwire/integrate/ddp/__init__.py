@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -20,6 +19,7 @@ from gradwire.errors import AttachError, one_line
 from gradwire.integrate.adam import note_adam, refuse_for_recipe, warn_of_adam
 from gradwire.integrate.attached import Attached, Attachment
 from gradwire.integrate.ddp.engine import Engine
+from gradwire.integrate.ddp.released import DenseAverage
 from gradwire.integrate.refuse import (
     is_sharded,
     refuse_optimizer,
@@ -46,7 +46,15 @@ class Wire(Attached):
         self.ddp = weakref.ref(ddp)
 
 
-_attachments: "weakref.WeakKeyDictionary[DistributedDataParallel, Attachment[Wire]]"
+class _Attachment(Attachment[Wire]):
+    """The Attachment of DDP; `average` takes the buckets when the wire has left."""
+
+    def __init__(self, process_group: dist.ProcessGroup, wire: Wire | None = None) -> None:
+        super().__init__(process_group, wire)
+        self.average = DenseAverage()
+
+
+_attachments: "weakref.WeakKeyDictionary[DistributedDataParallel, _Attachment]"
 _attachments = weakref.WeakKeyDictionary()
 """By model: the Attachment that is registered with DDP."""
 
@@ -137,7 +145,7 @@ def _attach_ddp(model: nn.Module, config: Config | None, fields: dict[str, Any])
     # The last layer's parameters first, because their gradients are ready first.
     wire.engine.open(list(reversed(reduced_parameters(module))))
     if attachment is None:
-        attachment = Attachment(module.process_group)
+        attachment = _Attachment(module.process_group)
         module.register_comm_hook(attachment, _attached_hook)
         _attachments[module] = attachment
     attachment.wire = wire
@@ -159,7 +167,7 @@ def _split_auto(fields: Mapping[str, Any]) -> "tuple[Auto | None, dict[str, Any]
     return split_bounds(fields)
 
 
-def _attached_hook(attachment: Attachment[Wire], bucket: dist.GradBucket) -> Future[Tensor]:
+def _attached_hook(attachment: _Attachment, bucket: dist.GradBucket) -> Future[Tensor]:
     """Pass a bucket to the wire that is attached; without a wire, average the bucket densely."""
     wire = attachment.wire
     if wire is not None and bucket.index() == 0:
@@ -168,7 +176,7 @@ def _attached_hook(attachment: Attachment[Wire], bucket: dist.GradBucket) -> Fut
             refuse_watched_join(wire.ddp())
         attachment.release_flushed()
     if attachment.wire is None:
-        return allreduce_hook(attachment.process_group, bucket)
+        return attachment.average(attachment.process_group, bucket)
     return attachment.wire.engine.hook(bucket)
 
 
