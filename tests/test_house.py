@@ -15,7 +15,7 @@ MOST = 25
 """Entries of the package's own folder."""
 LOADED, SECONDS = 100, 0.2
 """The most modules after `from gradwire import *`, and the most processor time beside torch."""
-ASKS = {("plan/planner.py", "gradwire.workbench.models.workload")}
+ASKS = {("plan/given.py", "gradwire.workbench.models.workload")}
 """Where the library asks the workbench, while a function runs: `gradwire.plan`, for a name."""
 
 

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.config import Config
 from gradwire.errors import AttachError, StateError
 from gradwire.integrate import ddp
-from gradwire.integrate.adam import warn_of_adam
+from gradwire.integrate.adam import refuse_for_recipe, warn_of_adam
 from gradwire.integrate.attached import Attached
 from gradwire.integrate.ddp.alone import leave_alone
 from gradwire.integrate.local_steps import LocalSteps
@@ -41,9 +41,11 @@ def attach(
     `accelerator.end_training()`.
     """
     prepared = weakref.ref(_prepared_module(accelerator, model))
-    wire = ddp.attach(model, config, scaler=accelerator.scaler, **fields)
     parameters = {id(parameter) for parameter in model.parameters()}
-    warn_of_adam(wire, (o for o in accelerator._optimizers if parameters & _parameters_of(o)))
+    optimizers = [o for o in accelerator._optimizers if parameters & _parameters_of(o)]
+    refuse_for_recipe(fields, optimizers)
+    wire = ddp.attach(model, config, scaler=accelerator.scaler, **fields)
+    warn_of_adam(wire, optimizers)
     accelerator.register_save_state_pre_hook(functools.partial(_save, wire, prepared))
     accelerator.register_load_state_pre_hook(functools.partial(_load, wire, prepared))
     accelerator.register_for_checkpointing(_StepMark(wire))

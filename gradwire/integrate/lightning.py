@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.config import Config
 from gradwire.errors import AttachError, ConfigError, StateError
-from gradwire.integrate.adam import warn_of_adam
+from gradwire.integrate.adam import refuse_for_recipe, warn_of_adam
 from gradwire.integrate.attached import Attached
 from gradwire.integrate.ddp import attach, check_fields
 from gradwire.integrate.ddp.alone import end_alone, leave_alone
@@ -147,6 +147,12 @@ class GradwireStrategy(_WithParts):
     def setup(self, trainer: Trainer) -> None:
         super().setup(trainer)
         if self.wire is not None:
+            try:
+                refuse_for_recipe(self._fields, self.optimizers)
+            except AttachError:
+                # Lightning makes the optimisers after it has wrapped the model.
+                self.wire.close()
+                raise
             warn_of_adam(self.wire, self.optimizers)
         # A checkpoint that was loaded for a test must not reach into the next fit.
         self._file = self._steps = None

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.config import Config
 from gradwire.errors import AttachError, StateError
 from gradwire.integrate import ddp
-from gradwire.integrate.adam import warn_of_adam
+from gradwire.integrate.adam import refuse_for_recipe, warn_of_adam
 from gradwire.integrate.ddp import Wire
 from gradwire.integrate.ddp.alone import end_alone, leave_alone
 from gradwire.integrate.local_steps import LocalSteps
@@ -192,6 +192,7 @@ class GradwireCallback(_Callback):
     def _open(self, model: Any) -> None:
         # A second `train` keeps the wrapped model, so the wire and its residuals stay too.
         if self.wire is None or self.wire.ddp() is not uncompiled(model):
+            refuse_for_recipe(self._fields, [self._trainer.optimizer])
             scaler = self._trainer.accelerator.scaler
             wire = ddp.attach(model, self._config, scaler=scaler, **self._fields)
             self.wire = cast(Wire, wire)

@@ -9,7 +9,7 @@ import gradwire
 from gradwire.errors import StateError
 from gradwire.optim import muon
 from tests.integrate.fsdp import models as sharded
-from tests.integrate.island_models import Islander, adamw
+from tests.integrate.island_models import Islander, adamw, tensor_parallel
 
 KINDS = ["fsdp2", "ddp"]
 SIGNS = {"method": "topk", "density": 0.5, "values": "sign", "indices": "auto"}
@@ -172,3 +172,54 @@ def test_what_does_not_fit_is_refused(ranks, tmp_path, kind, change, words):
     for said in ranks.run(4, refused, kind, str(tmp_path), change):
         assert words in said
         assert "\n" not in said
+
+
+def in_parts(shape, seed, steps, taken=0, folder="", load=False):
+    """A model in FSDP2 and tensor parallelism; whole weights and x at the end."""
+    net, mesh = tensor_parallel(shape, seed)
+    optimizer = muon(net, lr=0.01)
+    group = mesh["replicate"].get_group()
+    local = gradwire.local_steps(
+        net, optimizer, every=2, dense_below=0, replicate_group=group, **KEPT
+    )
+    if load:
+        gradwire.load(local, folder)
+    island, shard = mesh["replicate"].get_local_rank(), mesh["shard"].get_local_rank()
+    for step in range(taken, taken + steps):
+        optimizer.zero_grad()
+        draw = torch.Generator().manual_seed(100 * step + 10 * island + shard)
+        net(torch.randn(8, 14, generator=draw)).square().mean().backward()
+        optimizer.step()
+        local.step()
+    if folder and not load:
+        gradwire.save(local, folder)
+    with torch.no_grad():
+        whole = torch.cat([p.full_tensor().reshape(-1) for p in net.parameters()])
+        x = torch.cat([x.full_tensor().reshape(-1) for x in local.shared_weights().values()])
+    local.close()
+    dist.barrier()
+    return whole, x
+
+
+def parts_whole(rank, shape, folder):
+    return in_parts(shape, 0, 7), in_parts(shape, 0, 5, folder=folder)
+
+
+def parts_loaded(rank, shape, folder, steps):
+    return in_parts(shape, 3, steps, 5, folder, load=True)
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 2), (2, 1, 2)])
+def test_tensor_parallel_islands_resume(ranks, tmp_path, shape):
+    before = ranks.run(4, parts_whole, shape, str(tmp_path))
+    for (end, _), again in zip(
+        before, ranks.run(4, parts_loaded, shape, str(tmp_path), 2), strict=True
+    ):
+        assert torch.equal(end[0], again[0])
+        assert torch.equal(end[1], again[1])
+    # The other shape has as many ranks along tensor parallelism, and other shards.
+    other = {(1, 2, 2): (2, 1, 2), (2, 1, 2): (1, 2, 2)}[shape]
+    mean = sum(saved[0].double() for _, saved in before) / 4
+    for whole, x in ranks.run(4, parts_loaded, other, str(tmp_path), 0):
+        torch.testing.assert_close(whole.double(), mean, atol=1e-6, rtol=1e-5)
+        assert torch.equal(x, before[0][1][1])

@@ -39,6 +39,8 @@ def local_steps(
     outer_lr: float | None = None,
     outer_momentum: float | None = None,
     keep_unsent: bool | None = None,
+    overlap: int | None = None,
+    fragments: int | None = None,
     group: dist.ProcessGroup | Group | None = None,
     replicate_group: Any = None,
     config: Config | None = None,
@@ -64,6 +66,11 @@ def local_steps(
     keep_unsent: a rank's weights keep the differences that the rank has not sent yet. Ranks then
     differ after an exchange too. `shared()` puts the weights that all ranks share into the model,
     and `flush()` before the last exchange makes all ranks equal.
+    overlap: exchange in the background while the next `overlap` inner steps run; then the update
+    lands on the weights as they are by then. See `LocalSteps` for the rule. It takes 4 bytes per
+    parameter and a copy of the weights; both are of one fragment, if there are several.
+    fragments: parts of the model that take turns, so that the link is used evenly. Each part is
+    exchanged every `every` steps.
     group: the ranks, as a process group or a virtual worker's group.
     replicate_group: this rank's counterparts in other islands, for a model that `fully_shard` or
     DistributedDataParallel trains inside an island:
@@ -94,6 +101,8 @@ def local_steps(
         "outer_lr": outer_lr,
         "outer_momentum": outer_momentum,
         "keep_unsent": keep_unsent,
+        "overlap": overlap,
+        "fragments": fragments,
     }
     given = {name: value for name, value in named.items() if value is not None} | fields
     arguments = read_arguments(config, given)

@@ -11,6 +11,7 @@ from torch import Tensor
 from gradwire.errors import ExchangeError
 from gradwire.integrate.ddp.thread import OrderedThread
 from gradwire.kernels.side_stream import keep_for_stream
+from gradwire.ranks.group import Group
 
 log = logging.getLogger("gradwire")
 
@@ -55,6 +56,8 @@ class Background:
         self._thread: OrderedThread | None = None
         self._stream: torch.cuda.Stream | None = None
         self._device = device
+        self.group: Group | None = None
+        """The ranks that exchange."""
         self.broken: Exception | None = None
         """The error that ended the exchange."""
 
@@ -105,7 +108,9 @@ class Background:
     def close(self) -> None:
         """Wait for the exchanges that have begun, and end the thread."""
         if self._thread is not None:
-            self._thread.close()
+            if not self._thread.close() and self.group is not None:
+                # A collective still hangs in this communicator, so no other may take it.
+                self.group.is_broken = True
             self._thread = None
         self.broken = self.broken or ExchangeError(
             "these local steps were closed: call local_steps again to go on"

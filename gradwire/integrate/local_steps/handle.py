@@ -2,7 +2,7 @@
 
 import dataclasses
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,7 @@ class SharedWatch(Watch):
     """A drift watch that compares x, because only x is equal on all ranks."""
 
     shared: Mapping[str, Tensor]
+    """x of the parameters to compare."""
 
     def _watched(self) -> dict[str, Tensor]:
         frozen = {n: p for n, p in super()._watched().items() if not p.requires_grad}
@@ -62,6 +63,18 @@ class LocalSteps(State):
 
     With `decay` the residual is multiplied by it after an exchange, and what that takes away is
     forgotten: sum of x - w + residual = P update + sum of new residuals + sum of old - new.
+
+    With `overlap` n the difference is taken at the end of a round, at inner step t, and the weights
+    w(t) are kept. The exchange runs beside the next n steps. At t + n the outer step is taken, and
+    the update lands on the weights as they are by then:
+
+        w = x + (w - w(t)),  or with keep_unsent  w = x - residual + (w - w(t))
+
+    So no inner step is lost: those after t count in the next difference. After a round that
+    delivered nothing w = x (less the residual), and these n steps are lost with it.
+
+    With `fragments` each part of the model has rounds of its own, `every` steps long, which end one
+    after the other. `steps` then counts the exchanges of all parts.
 
     In islands a rank holds x, m and residual of its part of the model alone, and a rank above is
     an island. The parts of an island skip a round together.
@@ -95,18 +108,25 @@ class LocalSteps(State):
         """Exchanges whose updates have not landed yet, in the order in which they were taken."""
         self.unflushed: set[int] = set()
         """Fragments that have not been exchanged since `flush`."""
-        self.fragment_of = cut_model(parts.sizes(), self.fragments)
+        sizes = parts.sizes()
+        if self.fragments > len(sizes):
+            raise ConfigError(
+                f"fragments={self.fragments}, and the model has {len(sizes)} parameters: use fewer"
+            )
+        self.fragment_of = cut_model(sizes, self.fragments)
         """The fragment of each parameter."""
-        self._join_ranks(group)
-        self.reference = {name: p.float().clone() for name, p in parts.read().items()}
+        here = parts.read()
+        self.reference = {n: torch.empty_like(p, dtype=torch.float32) for n, p in here.items()}
         """x by name, in fp32."""
         self.velocity: dict[str, Tensor] = {}
         """m by name; empty without outer momentum."""
         if self.outer_momentum:
             self.velocity = {name: torch.zeros_like(x) for name, x in self.reference.items()}
+        self._join_ranks(group)
+        for name, part in parts.read().items():
+            self.reference[name].copy_(part)
         if self.config.watch:
             self.watch = SharedWatch(self.model, self.config.watch)
-            self.watch.shared = self.reference
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -130,6 +150,7 @@ class LocalSteps(State):
                     f"rank {self.parts.place} of an island of {self.parts.places} holds no entry "
                     f"of the model: use fewer"
                 )
+            self.engine.group = group
             self.open(slots, self.parts.device, group)
         except GradwireError as failure:
             error = failure
@@ -215,11 +236,12 @@ class LocalSteps(State):
     @torch.no_grad()
     def _take(self, number: int, overlap: int) -> None:
         """Take the difference of a fragment, and begin its exchange; it lands `overlap` later."""
-        self.parts.agree("local_steps", steps=self.steps, inner_steps=self.inner_steps)
+        # Not `steps`, which the background counts.
+        self.parts.agree("local_steps", inner_steps=self.inner_steps)
         self._settle_old()
         names = [name for name, fragment in self.fragment_of.items() if fragment == number]
-        starts, now = self._start_weights(names), self.parts.read(names)
-        values = {n: starts[n].float() - w.float() for n, w in now.items()}
+        now = self.parts.read(names)
+        values = {n: self._start_weight(n, w).float() - w.float() for n, w in now.items()}
         flight = Flight(
             number, self.inner_steps, self.inner_steps + overlap, number in self.unflushed, values
         )
@@ -243,7 +265,8 @@ class LocalSteps(State):
 
     def _settle_old(self) -> None:
         """Settle what a checkpoint of an older release left open."""
-        if self._pending():
+        # The background settles what is its own.
+        if not self.flights and self._pending():
             skipped = self.was_skipped()
             self.status.count += skipped
             self._settle(self.bundles, skipped)
@@ -282,8 +305,18 @@ class LocalSteps(State):
     def _average_flight(self, flight: Flight) -> None:
         bundles = self.bundles_of(flight.number)
         if not self.group.on_stream:
-            self.group.agree("local_steps", steps=self.steps, inner_steps=flight.taken_at)
-        self.check_drift()
+            # Everything that ranks could have called alone, as nothing has changed yet.
+            self.group.agree(
+                "local_steps",
+                steps=self.steps,
+                inner_steps=flight.taken_at,
+                flush=int(flight.flushes),
+                learning_rate=self.lr.rate,
+            )
+        if isinstance(self.watch, SharedWatch) and self.watch.due(self.steps // self.fragments):
+            # Other fragments may land meanwhile.
+            self.watch.shared = {name: self.reference[name] for name in flight.values}
+            self.watch.check(self.group, self.device, self.steps)
         self._flush = flight.flushes
         self.begin()
         for bundle in bundles:
@@ -310,26 +343,27 @@ class LocalSteps(State):
             self.flights.remove(flight)
             assert flight.ok is not None
             skipped = ~flight.ok
-            for name, update in flight.values.items():
-                self._outer_step(name, update, skipped)
-            starts = self._start_weights(flight.values)
-            if flight.taken:
-                now = self.parts.read(starts)
-                for name, start in starts.items():
-                    moved = start.float() + (now[name].float() - flight.taken[name].float())
-                    starts[name] = torch.where(skipped, start, moved.to(start.dtype))
-            self.parts.put(starts)
+            now = self.parts.read(flight.values)
+            ends: dict[str, Tensor] = {}
+            for name, weight in now.items():
+                self._outer_step(name, flight.values.pop(name), skipped)
+                ends[name] = start = self._start_weight(name, weight)
+                if flight.taken:
+                    moved = start.float() + (weight.float() - flight.taken.pop(name).float())
+                    ends[name] = torch.where(skipped, start, moved.to(start.dtype))
+                if not self.parts.puts_together:
+                    self.parts.put(ends)
+                    ends = {}
+            self.parts.put(ends)
+            self.parts.refresh()
 
-    def _start_weights(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """Return the weights with which a round begins, in their dtype."""
-        starts = {}
-        for name, weight in self.parts.read(names).items():
-            start = self.reference[name]
-            if self.keep_unsent and start.numel():
-                bundle, slot = self.home(name)
-                start = start - bundle.view(bundle.u, slot)
-            starts[name] = start.to(weight.dtype)
-        return starts
+    def _start_weight(self, name: str, weight: Tensor) -> Tensor:
+        """Return the weight with which a round begins, in the dtype of `weight`."""
+        start = self.reference[name]
+        if self.keep_unsent and start.numel():
+            bundle, slot = self.home(name)
+            start = start - bundle.view(bundle.u, slot)
+        return start.to(weight.dtype)
 
     def _outer_step(self, name: str, update: Tensor, skipped: Tensor) -> None:
         """Take the outer step of one parameter: change m and x in place."""
@@ -352,7 +386,7 @@ class LocalSteps(State):
             self.parts.give_up()
             raise
 
-    def _wait_for_all(self) -> None:
+    def wait_for_background(self) -> None:
         """Wait until no exchange runs; updates that have arrived stay on their way."""
         for flight in self.flights:
             self._wait(flight)
@@ -392,14 +426,42 @@ class LocalSteps(State):
         """Raise StateError, because the weights have moved already."""
         raise StateError("skip_step: an exchange of weights cannot be taken back")
 
+    def follow_lr(self, lr: float) -> None:
+        """Weigh residuals by learning rates, as `State.follow_lr`; not with overlap or fragments.
+
+        Fragments are exchanged at steps of their own, and a residual on its way has no rate.
+        """
+        if self.overlap or self.fragments > 1:
+            raise StateError("follow_lr does not go together with overlap or fragments")
+        super().follow_lr(lr)
+
+    def stop(self) -> None:
+        """Wait for an exchange in the background, and end it; an update on its way is dropped."""
+        super().stop()
+        self.flights.clear()
+
     def residual(self, name: str) -> Tensor:
         """Return a copy of this rank's residual of its part of one parameter, fp32."""
-        self._wait_for_all()
+        self.wait_for_background()
         part = self.reference.get(name)
         if part is not None and not part.numel():
             # An empty part is in no bundle.
             return torch.zeros_like(part)
         return super().residual(name)
+
+    def memory_use(self) -> dict[str, int]:
+        """Return the bytes that this rank holds beside weights and optimiser, by their use.
+
+        The last two are those of an exchange at its peak, and of the largest fragment.
+        """
+        from gradwire.integrate.local_steps.memory import memory_use
+
+        return memory_use(self)
+
+    def __repr__(self) -> str:
+        from gradwire.integrate.local_steps.memory import describe_memory
+
+        return f"{super().__repr__()[:-1]}, {describe_memory(self)})"
 
     @property
     def bytes_inside(self) -> int:
@@ -411,7 +473,7 @@ class LocalSteps(State):
 
         In islands all numbers are of this rank's part and of what it sends to other islands.
         """
-        self._wait_for_all()
+        self.wait_for_background()
         ranks, width = self.group.size, sum(p.nbytes for p in self.parts.read().values())
         dense = self.inner_steps * (2 * (ranks - 1) * width // ranks)
         return dataclasses.replace(super().stats(), bytes_dense=dense)
@@ -431,7 +493,7 @@ class LocalSteps(State):
         from gradwire.integrate.local_steps.saved import pack
 
         self.refuse_shared("state_dict")
-        self._wait_for_all()
+        self.wait_for_background()
         self._flush = bool(self.unflushed)
         if self.parts.axes:
             from gradwire.state.saved import sharded
@@ -452,7 +514,7 @@ class LocalSteps(State):
         """Take over a checked state, weights and optimisers included."""
         from gradwire.integrate.local_steps.saved import load
 
-        self._wait_for_all()
+        self.wait_for_background()
         super().restore(saved)
         load(self, saved)
         waiting = range(self.fragments) if self._flush else ()

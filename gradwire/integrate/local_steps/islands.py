@@ -127,6 +127,7 @@ class CopiedParts(Parts):
     """
 
     kind = "ddp"
+    puts_together = True
 
     @property
     def device(self) -> torch.device:

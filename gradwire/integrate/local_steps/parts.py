@@ -25,6 +25,8 @@ class Parts:
 
     kind = "plain"
     """The kind of island, which all ranks have alike."""
+    puts_together = False
+    """True: `put` of many parts is one message inside the island."""
     axes: Sequence[DistributedGroup] = ()
     place, places = 0, 1
     """The number of this rank in its island, and the number of ranks there."""
@@ -71,7 +73,7 @@ class Parts:
         return self.read() | dict(self.model.named_buffers())
 
     def refresh(self) -> None:
-        """Note that the tensors of `memory` were changed."""
+        """Make the model use the parts that were put; `memory` may have been changed too."""
 
     @torch.no_grad()
     def spread(self, group: Group) -> None:

@@ -146,6 +146,7 @@ def load(local: "LocalSteps", saved: Mapping[str, Any]) -> None:
         for name, tensor in target.items():
             tensor.copy_(source[name])
     local.parts.put(saved["weights"])
+    local.parts.refresh()
     local.flights[:] = [_flight(local, saved, note) for note in part.get("flights", [])]
     for optimizer, state in zip(local.optimizers, _listed(part["optimizer"]), strict=True):
         optimizer.load_state_dict(state)

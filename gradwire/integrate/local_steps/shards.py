@@ -58,11 +58,6 @@ class ShardedParts(Parts):
         parameter: DTensor = shard(self._records[name])
         return parameter
 
-    @torch.no_grad()
-    def put(self, values: Mapping[str, Tensor]) -> None:
-        super().put(values)
-        self.refresh()
-
     def refresh(self) -> None:
         # After a forward pass without a backward pass FSDP2 keeps the gathered root.
         reshard(self.model)

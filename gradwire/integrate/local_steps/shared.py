@@ -19,6 +19,7 @@ def shared(local: "LocalSteps") -> Iterator[None]:
     local.is_shared = True
     try:
         local.parts.put(local.reference)
+        local.parts.refresh()
         yield
     finally:
         local.is_shared = False
