@@ -15,6 +15,8 @@ import numpy as np
 from faults.sequences.answer import Answer, Look, Vector
 from faults.sequences.check import (
     NESTEROV,
+    ROUNDED,
+    TOLERANCE,
     Finding,
     OuterStep,
     check_equal,
@@ -142,7 +144,7 @@ class Player:
             raise Finding(f"it was refused: {describe(answers)}")
         if not all(answer.clear for answer in answers):
             raise Finding(f"the error is not clear: {describe(answers)}")
-        self._check_unchanged(before, residual=not self.broken)
+        self._check_unchanged(_moved(before, answers), residual=not self.broken)
         if files_of(self.folder) != files:
             raise Finding("a refusal changed the checkpoint folder")
         return None
@@ -177,6 +179,12 @@ class Player:
     def _begin(self) -> None:
         """Note that the wires are new."""
         self.fresh, self.flush, self.taken, self.rate = True, False, False, 0.0
+        self.passes = 0
+        """The steps of these models; in the second forward pass DDP has collectives of its own."""
+        self.largest = 0.0
+        """The largest entry of the last update."""
+        self.inside, self.late_flush, self.detaching = False, False, False
+        """inside: micro-batches wait in the residual; a flush is of the step after."""
         self.uncertain = False
         """True: DDP itself may not follow what was changed last."""
         self.format = "contiguous_format"
@@ -186,7 +194,7 @@ class Player:
     def _recover(self, restart: bool = False) -> None:
         """Go on from the last checkpoint, or from the beginning, with new wires."""
         if restart:
-            self.ranks.restart()
+            self.ranks.restart(self.world)
         else:
             self._each("close")
         self._build()
@@ -242,14 +250,24 @@ class Player:
         out = [answer.out if first.taken else None for answer in answers]
         came = [answer.came for answer in answers]
         old, new = ([look.residual for look in looks] for looks in (self.before, self.looks))
-        check_law(*(rows_of(rows, first.out) for rows in (came, out, old, new)))
+        rounds = self.stopped and self.setup.dtype != "float32"
+        if rounds and not was_stopped:
+            # The wire has left in this step, and nothing can deliver what bf16 has rounded off.
+            if max(np.abs(part).max() for part in old if part is not None) > 2**-8 * self.largest:
+                raise Finding("the wire has left with more than what the last update rounded off")
+            old = [None] * self.world
+        self.largest = float(np.abs(first.out).max())
+        summands = [rows_of(rows, first.out) for rows in (came, out, old, new)]
+        check_law(*summands, tolerance=ROUNDED if rounds else TOLERANCE)
         partial = bool(args.get("without")) or self.setup.dtype != "float32"
         if self.flush and first.taken and not partial and not was_stopped:
             self._check_flushed(args)
         self._end_step(first.taken)
 
     def _end_step(self, taken: bool) -> None:
-        self.fresh, self.taken, self.flush = False, taken, False
+        self.fresh, self.taken, self.flush = False, taken, self.late_flush
+        self.inside, self.late_flush = False, False
+        self.passes += 1
 
     def _check_flushed(self, args: dict[str, Any]) -> None:
         if args.get("dtype", "float32") != "float32":
@@ -315,17 +333,24 @@ class Player:
             old, new = ([look.residual for look in looks] for looks in (self.before, self.looks))
             came = [answer.came for answer in answers]
             check_law(*(rows_of(rows, like) for rows in (came, [None] * self.world, old, new)))
-            self.fresh = False
+            self.fresh, self.inside = False, True
 
     # --- calls between steps ----------------------------------------------------------------------
 
     def on_flush(self) -> None:
         self._run("flush", expect=ANY if self.stopped else OK, quiet=True)
-        self.flush = not self.stopped
+        self._note_flush()
 
     def on_detach(self) -> None:
         self._run("detach", expect=ANY if self.stopped else OK, quiet=True)
-        self.flush = not self.stopped
+        self.detaching = True
+        self._note_flush()
+
+    def _note_flush(self) -> None:
+        if self.inside:
+            self.late_flush = True
+        else:
+            self.flush = not self.stopped
 
     def on_skip_step(self, data: int, bare: bool) -> None:
         """Skip the step after its backward pass; `bare` where there is none, if that is known."""
@@ -362,8 +387,12 @@ class Player:
         """Change the memory format on all ranks; on one alone the next step is refused."""
         if rank is None or self.world == 1:
             self._run("memory_format", lambda r: {"format": format}, quiet=True)
-            self.uncertain |= self.setup.views and format != self.format
+            moves = self.setup.views and format != self.format
             self.format = format
+            if moves:
+                # DDP itself cannot follow: it reads some gradients in one order, some in another.
+                self._step(lambda r: {"data": self.number}, ANY)
+                self._recover()
             return
         rank %= self.world
         messages = {r: ("nothing", {}) for r in range(self.world)}
@@ -382,8 +411,11 @@ class Player:
         self._run("model_dtype", lambda rank: {"dtype": dtype})
         for one, other in zip(self.before, self.looks, strict=True):
             check_unchanged(replace(one, parameters=other.parameters), other, 0)
+        if changes and self.gradients and not self.stopped:
+            # Also if it comes back to its old dtype: DDP has lost the parameters.
+            self._run("step", lambda rank: {"data": self.number}, REFUSED)
         if changes and self.gradients:
-            self.uncertain = True
+            self._recover()
 
     def on_attach(self, differ: str, rank: int) -> None:
         """Attach where a wire is attached, or with a setting that differs on one rank."""
@@ -415,8 +447,10 @@ class Player:
 
     def on_exception(self, where: str, rank: int | None, kind: str, data: int) -> None:
         """Raise in the user's own code, on all ranks or on one."""
-        alone = rank is not None and self.world > 1
-        rank = rank % self.world if rank is not None else None
+        self._settle(data)
+        # Without a wire it is torch that lets the other ranks wait.
+        alone = rank is not None and self.world > 1 and not (self.stopped and where == "backward")
+        rank = rank % self.world if rank is not None and alone else None
         peers = "step" if alone and where == "backward" and not self.local else "nothing"
         args = {"where": where, "kind": kind, "data": data}
         messages = {
@@ -437,7 +471,8 @@ class Player:
                 raise Finding(f"a peer's error is not clear: {describe(answers)}")
             torn = where == "backward" and self.gradients
             check_unchanged(before[r], self.looks[r], r, residual=not torn)
-        if where == "backward" and self.gradients:
+        # FSDP2 itself does not survive a forward pass that fails.
+        if self.setup.kind == FSDP or (where == "backward" and self.gradients):
             self._recover(restart=peers == "step")
 
     # --- checkpoints ------------------------------------------------------------------------------
@@ -446,8 +481,9 @@ class Player:
         self._note_checkpoint(self.looks, answers[0].more.get("optimizer", b""))
 
     def _note_checkpoint(self, looks: Sequence[Look], optimizer: bytes) -> None:
+        flush = self.late_flush if self.inside else self.flush
         self.checkpoint = Checkpoint(
-            looks, optimizer, self.flush, self.taken, self.rate, self.setup.dtype,
+            looks, optimizer, flush, self.taken, self.rate, self.setup.dtype,
             self.outer.velocity.copy(), all(look.residual is not None for look in looks),
         )  # fmt: skip
 
@@ -486,6 +522,8 @@ class Player:
         if self._run("load", lambda rank: args, expect) is None:
             return
         self.fresh, self.flush, self.taken, self.rate = False, saved.flush, saved.taken, saved.rate
+        self.flush |= self.detaching and not self.stopped
+        self.inside = self.late_flush = False
         self.outer.velocity = saved.velocity.copy()
         self._check_loaded(saved)
 
@@ -532,7 +570,7 @@ class Player:
         if self.stopped or self.broken:
             self._recover()
         self.on_save()
-        self.ranks.restart()
+        self.ranks.restart(world)
         self.world = world
         self._build()
         self.on_load()
@@ -541,6 +579,7 @@ class Player:
 
     def on_one_sided(self, call: str, rank: int, data: int) -> None:
         """Make a call on one rank only: the next step is refused on every rank."""
+        self._settle(data)
         if self.stopped or self.world == 1:
             self.on_step(data)
             return
@@ -553,12 +592,23 @@ class Player:
             "one_sided", lambda r: args | {"mine": r == rank}, ANY if same else REFUSED
         )
         if answers is None:
-            self._probe()
-            self._recover()
+            # DDP has a collective of its own for parameters without a use.
+            if not self.setup.unused:
+                self._probe()
+            self._recover(restart=self.setup.unused)
         elif self.local:
             self._check_round(answers)
         else:
             self._check_step(answers, False, {})
+
+    def _settle(self, data: int) -> None:
+        """Take the steps that ranks can only take together: DDP's second, and those of a detach."""
+        tries = 4
+        while (self.setup.kind == DDP and self.passes < 2) or (
+            self.detaching and not self.stopped and tries
+        ):
+            self.on_step(data)
+            tries -= 1
 
     def on_kill(self, rank: int, moment: str, data: int) -> None:
         """Kill one rank: the others name it, and resume from the last checkpoint, or the new."""
@@ -595,9 +645,20 @@ class Player:
         steps = _steps_of(self.folder)
         if saving and steps is not None and (old is None or steps != old.looks[0].steps):
             # The new checkpoint is there. Its optimiser's state was not kept.
-            optimizer = next((a.more["optimizer"] for a in answers.values() if a and a.more), b"")
+            optimizer = next(
+                (a.more["optimizer"] for a in answers.values() if a and "optimizer" in a.more), b""
+            )
             self._note_checkpoint(before, optimizer)
         self._recover(restart=True)
+
+
+def _moved(looks: Sequence[Look], answers: Sequence[Answer]) -> list[Look]:
+    """Return looks with the weights that local steps had before they exchanged."""
+    moved = []
+    for look, answer in zip(looks, answers, strict=True):
+        parameters, optimizer = answer.more.get("own", (look.parameters, look.optimizer))
+        moved.append(replace(look, parameters=parameters, optimizer=optimizer))
+    return moved
 
 
 def _steps_of(folder: Path) -> int | None:
@@ -610,8 +671,10 @@ def _steps_of(folder: Path) -> int | None:
 
 def damage(folder: Path, how: str, place: float) -> None:
     """Damage one file of a checkpoint, which `place` (from 0 to 1) chooses."""
-    files = sorted(file for file in folder.iterdir() if file.is_file())
     manifest = folder / "gradwire.json"
+    # A rank that was killed has left files that belong to no checkpoint.
+    belongs = manifest.read_text()
+    files = [f for f in sorted(folder.iterdir()) if f == manifest or f'"{f.name}"' in belongs]
     file = files[int(place * len(files))]
     content = file.read_bytes()
     parts = sorted(folder.glob("*rank*.pt"))

@@ -18,7 +18,7 @@ import gradwire
 from faults.sequences.answer import Answer, Look, Vector
 from faults.sequences.locals import LocalTrainer
 from faults.sequences.mends import take_back
-from faults.sequences.plan import DDP, FSDP, MOST, VIRTUAL_LOCAL, Setup
+from faults.sequences.plan import DDP, FSDP, VIRTUAL_LOCAL, Setup
 from faults.sequences.trainers import DDPTrainer, FSDPTrainer, Place
 from gradwire.ranks.virtual import VirtualRanks
 from gradwire.workbench.train.worker import loopback
@@ -44,40 +44,44 @@ class Ranks(Protocol):
     def call(self, messages: Messages, limit: float) -> dict[int, Answer | None]:
         """Run operations, and return the answers by rank; None for a rank that died."""
 
-    def restart(self) -> None:
-        """Go on with new ranks."""
+    def restart(self, world: int) -> None:
+        """Go on with new ranks, in this number."""
 
 
 # --- real ranks -----------------------------------------------------------------------------------
 
 
 class RealRanks:
-    """Processes of a pool, which live until one is killed or hangs."""
+    """Processes that are all ranks of a job; they serve several sequences of two ranks."""
 
     def __init__(self, without: str = "") -> None:
         self._without = without
-        self.ranks = range(MOST)
         self.uses = 0
         """The sequences so far."""
-        self._start()
+        self.start(2)
 
-    def _start(self) -> None:
+    def start(self, world: int) -> None:
+        """Start processes."""
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOAD)
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._pipes, self._processes = {}, []
-        for rank in self.ranks:
+        for rank in range(world):
             ours, theirs = context.Pipe()
-            task = (theirs, rank, self._store.port, self._without)
+            task = (theirs, rank, world, self._store.port, self._without)
             process = context.Process(target=_serve, args=task, daemon=True)
             process.start()
             theirs.close()
             self._pipes[rank] = ours
             self._processes.append(process)
 
-    def restart(self) -> None:
+    @property
+    def world(self) -> int:
+        return len(self._processes)
+
+    def restart(self, world: int) -> None:
         self.close()
-        self._start()
+        self.start(world)
 
     def close(self) -> None:
         """End all processes."""
@@ -92,7 +96,7 @@ class RealRanks:
         self._processes[rank].kill()
 
     def build(self, setup: Setup, world: int, timeout: float) -> dict[int, Answer | None]:
-        return self.call({r: ("build", {"of": (setup, world, timeout)}) for r in range(world)})
+        return self.call({r: ("build", {"of": (setup, timeout)}) for r in range(world)})
 
     def call(self, messages: Messages, limit: float = 60.0) -> dict[int, Answer | None]:
         answers: dict[int, Answer | None] = {}
@@ -115,7 +119,7 @@ class RealRanks:
         return answers
 
 
-def _serve(pipe: Any, rank: int, port: int, without: str) -> None:
+def _serve(pipe: Any, rank: int, world: int, port: int, without: str) -> None:
     """Answer until the pipe ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     os.environ["GLOO_SOCKET_IFNAME"] = loopback()
@@ -126,10 +130,8 @@ def _serve(pipe: Any, rank: int, port: int, without: str) -> None:
     take_back(without)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     limit = timedelta(seconds=60)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=MOST, timeout=limit)
-    # torch names a group after the number of groups that a rank is in, so a rank alone has one.
-    alone = [dist.new_group([r]) for r in range(MOST)][rank]
-    groups = {1: alone} | {n: dist.new_group(list(range(n))) for n in range(2, MOST + 1)}
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=limit)
+    alone = [dist.new_group([r]) for r in range(world)][rank]
     trainer: Any = None
     while True:
         try:
@@ -137,9 +139,10 @@ def _serve(pipe: Any, rank: int, port: int, without: str) -> None:
         except EOFError:
             os._exit(0)
         if name == "build":
-            setup, world, timeout = args["of"]
+            setup, timeout = args["of"]
             kind = {DDP: DDPTrainer, FSDP: FSDPTrainer}.get(setup.kind, LocalTrainer)
-            trainer, answer = _built(kind, Place(rank, world, groups[world], alone), setup, timeout)
+            place = Place(rank, world, dist.group.WORLD, alone)
+            trainer, answer = _built(kind, place, setup, timeout)
         elif name == "reset":
             trainer, answer = None, Answer()
             torch.set_default_dtype(torch.float32)
@@ -204,7 +207,7 @@ class VirtualTrainers:
             answer.look = self._trainers[rank].look()
         return answers
 
-    def restart(self) -> None:
+    def restart(self, world: int) -> None:
         """Nothing of a worker outlives its sequence."""
 
 
@@ -220,7 +223,7 @@ class Cluster:
         self._saved: Any = None
         return {rank: Answer(self._look(rank)) for rank in range(world)}
 
-    def restart(self) -> None:
+    def restart(self, world: int) -> None:
         """Nothing of a worker outlives its sequence."""
 
     def call(self, messages: Messages, limit: float = 0.0) -> dict[int, Answer | None]:

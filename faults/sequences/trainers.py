@@ -197,6 +197,8 @@ class DDPTrainer(Trainer):
         self.scaler = self._new_scaler() if self.setup.scaler else None
         self.own: list[Tensor] | None = None
         """This rank's gradient since the last step, from a copy of the model without a wire."""
+        self.must_use = False
+        """True: the gradient of a micro-batch was dropped, so the next step leaves nothing out."""
         self.wire = self._attach(self.model, self.fields, self.scaler)
 
     def _new_scaler(self) -> Any:
@@ -239,6 +241,7 @@ class DDPTrainer(Trainer):
         """Forget what waits for the next step."""
         self.optimizer.zero_grad()
         self.own = None
+        self.must_use = True
 
     def do_no_sync(self, data: int, how: str) -> None:
         """Pass a micro-batch that is not exchanged yet."""
@@ -255,7 +258,8 @@ class DDPTrainer(Trainer):
         new_scale: float | None = None,
     ) -> None:
         """Take a step; `without` are the ranks that leave a convolution out."""
-        both = self.place.rank not in without
+        # DDP takes a parameter that a dropped micro-batch used for used, and misses its gradient.
+        both = self.place.rank not in without or self.must_use
         self.net.on_backward = poison if poisoned else self.net.on_backward
         before = self.own
         try:
@@ -289,6 +293,7 @@ class DDPTrainer(Trainer):
         elif finite:
             self.optimizer.step()
         self._drop()
+        self.must_use = False
 
     # --- other operations -----------------------------------------------------------------------
 
@@ -363,7 +368,7 @@ class FSDPTrainer(DDPTrainer):
         finally:
             getattr(self.model, switch)(True)
         self._note_own(data, True)
-        if how == "all-reduce":
+        if how == "all-reduce" and not self.wire.stopped:
             assert self.own is not None
             self.now.came, self.own = flat(self.own), None
 
@@ -379,11 +384,6 @@ class FSDPTrainer(DDPTrainer):
         self.own = own  # FSDP2 does not forget the micro-batches that wait inside it
 
 
-def place_of(rank: int, world: int, groups: dict[int, Any], alone: Any) -> Place:
-    """Return the place of a rank among the first `world` ranks."""
-    return Place(rank, world, groups[world], alone)
-
-
 def files_of(folder: Path) -> dict[str, bytes]:
     """Return the content of every file in a folder, by name."""
     if not folder.is_dir():
@@ -391,4 +391,4 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in sorted(folder.iterdir()) if file.is_file()}
 
 
-__all__ = ["DDPTrainer", "FSDPTrainer", "Place", "Trainer", "dist", "files_of", "place_of"]
+__all__ = ["DDPTrainer", "FSDPTrainer", "Place", "Trainer", "dist", "files_of"]

@@ -81,13 +81,11 @@ def refuse_unsupported(ddp: DistributedDataParallel) -> None:
 
 
 def refuse_optimizer(optimizer: object, scaler: object) -> None:
-    """Raise AttachError unless a scaler is given and the optimiser's steps can be observed."""
-    if scaler is None:
-        raise AttachError("optimizer says which steps of a GradScaler count: give scaler= too")
-    if not isinstance(optimizer, Optimizer) or not takes_step_hooks(optimizer):
+    """Raise AttachError for what is no optimiser, or one whose steps a scaler cannot observe."""
+    if not isinstance(optimizer, Optimizer) or not (scaler is None or takes_step_hooks(optimizer)):
         raise AttachError(
-            f"optimizer must be the torch.optim.Optimizer that scaler.step calls, got "
-            f"{type(optimizer).__name__}: give the one inside a wrapper"
+            f"optimizer must be the torch.optim.Optimizer that steps, or that scaler.step calls, "
+            f"got {type(optimizer).__name__}: give the one inside a wrapper"
         )
 
 

@@ -27,7 +27,7 @@ def stride_of(parameter: Tensor) -> _Stride:
     """Return the strides that a parameter would have in a bucket that DDP builds now."""
     shape, stride = tuple(parameter.shape), parameter.stride()
     # DDP closes the gaps of a parameter that is a view of a larger tensor.
-    return stride if is_packed(shape, stride) else _strides(shape)
+    return stride if is_packed(shape, stride) else new_strides(shape)
 
 
 @dataclass(eq=False)
@@ -72,8 +72,12 @@ class BucketPart:
 
     def reorder(self, stride: _Stride) -> None:
         """Put the gradient into the order of these strides, in place."""
-        if not _is_same_order(self.filled, stride, self.parameter.shape):
-            self._view(stride).copy_(self._view(self.filled).clone())
+        self.move(self.filled, stride)
+
+    def move(self, old: _Stride, new: _Stride) -> None:
+        """Move the entries from where the old strides put them to where the new ones do."""
+        if not _is_same_order(old, new, self.parameter.shape):
+            self._view(new).copy_(self._view(old).clone())
 
     def _view(self, stride: _Stride) -> Tensor:
         return self.part.as_strided(self.parameter.shape, stride)
@@ -84,7 +88,7 @@ def _candidates(now: _Stride, slot: Slot) -> Iterator[_Stride]:
     formats = [torch.contiguous_format]
     formats += {4: [torch.channels_last], 5: [torch.channels_last_3d]}.get(len(slot.shape), [])
     seen: list[_Stride] = []
-    for stride in (now, slot.stride, *(_strides(slot.shape, each) for each in formats)):
+    for stride in (now, slot.stride, *(new_strides(slot.shape, each) for each in formats)):
         if not any(_is_same_order(stride, other, slot.shape) for other in seen):
             seen.append(stride)
             yield stride
@@ -101,7 +105,8 @@ def _has_same_bits(first: Tensor, second: Tensor) -> bool:
     return torch.equal(first.view(words), second.view(words))
 
 
-def _strides(
+def new_strides(
     shape: Sequence[int], format: torch.memory_format = torch.contiguous_format
 ) -> _Stride:
+    """Return the strides of a new tensor."""
     return torch.empty(shape, dtype=torch.int8, device="meta", memory_format=format).stride()

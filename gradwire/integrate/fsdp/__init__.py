@@ -13,7 +13,6 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from gradwire.accumulate import Bundle
 from gradwire.config import Config
 from gradwire.errors import AttachError, ConfigError, GradwireError
-from gradwire.integrate.adam import warn_of_adam
 from gradwire.integrate.attached import Attached, Attachment
 from gradwire.integrate.fsdp.axes import check_axes, replica_group
 from gradwire.integrate.fsdp.engine import ShardedEngine
@@ -185,7 +184,7 @@ def attach_sharded(
 ) -> ShardedWire:
     """Attach a wire to the replicas of a sharded model; see `gradwire.attach`."""
     root = _sharded_root(model)
-    note_torch(stacklevel=4)
+    note_torch(stacklevel=5)
     check_sharded_steps(root)
     units = units_of(root)
     replicas = replica_group(replicate_group)
@@ -195,8 +194,6 @@ def attach_sharded(
     wire = ShardedWire(root, units, config, process_group=replicas, **fields)
     _open_wire(wire, root, device)
     _broadcast_parameters(wire, root)
-    if fields["optimizer"] is not None:
-        warn_of_adam(wire, [fields["optimizer"]])
     attachment = Attachment(replicas, wire)
     for unit in units:
         module_of(unit.group).set_all_reduce_hook(_UnitHook(attachment, unit.index))

@@ -268,7 +268,14 @@ class Rounds(State):
     def _average_flight(self, flight: Flight) -> None:
         bundles = self.bundles_of(flight.number)
         if not self.group.on_stream:
-            self.group.agree("local_steps", steps=self.steps, inner_steps=flight.taken_at)
+            # Everything that ranks could have called alone, as nothing has changed yet.
+            self.group.agree(
+                "local_steps",
+                steps=self.steps,
+                inner_steps=flight.taken_at,
+                flush=int(flight.flushes),
+                learning_rate=self.lr.rate,
+            )
         if isinstance(self.watch, SharedWatch) and self.watch.due(self.steps // self.fragments):
             # Other fragments may land meanwhile.
             self.watch.shared = {name: self.reference[name] for name in flight.values}
