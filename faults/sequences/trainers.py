@@ -229,7 +229,7 @@ class DDPTrainer(Trainer):
         if self.net.on_backward is not poison:
             twin.on_backward = None
         for parameter, grad in zip(twin.parameters(), self.own or [], strict=bool(self.own)):
-            parameter.grad = grad
+            parameter.grad = grad.clone()
         loss_of(twin(images(data, self.place.rank, self.dtype), both)).backward()
         self.own = [torch.zeros_like(p) if p.grad is None else p.grad for p in twin.parameters()]
 
