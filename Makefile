@@ -41,10 +41,11 @@ docs: $(VENV)/.ready
 	$(BIN)/python -m mkdocs build --strict
 
 # A million damaged messages into every decoder, three to seven minutes on one core; then 20,000 damaged files
-# into the loaders.
+# into the loaders; then 2,000 random sequences of operations, a quarter of them on two real ranks, an hour on two cores.
 fuzz: $(VENV)/.ready
 	$(BIN)/python -m faults.fuzz_messages --count 1000000
 	$(BIN)/python -m faults.fuzz_loaders --count 20000
+	$(BIN)/python -m faults.fuzz_sequences --count 2000
 
 # Ranks killed, links cut, disks filled, and a table of what came of it (docs/limits.md). As root all of
 # it, otherwise without the cut link and the small disk. KEEP=--keep puts the figures into the docs.

@@ -9,7 +9,7 @@ import torch
 import gradwire
 from faults.sequences.answer import Vector, digest_of, flat
 from faults.sequences.net import Net, images, loss_of
-from faults.sequences.trainers import LR, Trainer, fp32_default
+from faults.sequences.trainer import LR, Trainer, fp32_default
 
 
 class LocalTrainer(Trainer):

@@ -15,7 +15,8 @@ from faults.sequences.check import Finding
 from faults.sequences.mends import taken_back
 from faults.sequences.plan import OPERATIONS, Plan, draw_plan
 from faults.sequences.play import Player
-from faults.sequences.ranks import RealRanks, virtual_ranks
+from faults.sequences.ranks import RealRanks
+from faults.sequences.virtual import virtual_ranks
 
 FEW = 40
 """The most sequences that a shorter one is looked for in."""

@@ -5,7 +5,8 @@ DDP takes one communication hook for good. The hook stays on the model after `de
 """
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -19,7 +20,6 @@ from gradwire.errors import AttachError, one_line
 from gradwire.integrate.adam import note_adam, refuse_for_recipe, warn_of_adam
 from gradwire.integrate.attached import Attached, Attachment
 from gradwire.integrate.ddp.engine import Engine
-from gradwire.integrate.ddp.released import DenseAverage
 from gradwire.integrate.refuse import (
     is_sharded,
     refuse_optimizer,
@@ -47,11 +47,14 @@ class Wire(Attached):
 
 
 class _Attachment(Attachment[Wire]):
-    """The Attachment of DDP; `average` takes the buckets when the wire has left."""
+    """The Attachment of DDP."""
 
-    def __init__(self, process_group: dist.ProcessGroup, wire: Wire | None = None) -> None:
-        super().__init__(process_group, wire)
-        self.average = DenseAverage()
+    @cached_property
+    def average(self) -> Callable[[dist.GradBucket], Future[Tensor]]:
+        """The average of a bucket when the wire has left; loaded when it is needed."""
+        from gradwire.integrate.ddp.released import DenseAverage
+
+        return DenseAverage(self.process_group)
 
 
 _attachments: "weakref.WeakKeyDictionary[DistributedDataParallel, _Attachment]"
@@ -176,7 +179,7 @@ def _attached_hook(attachment: _Attachment, bucket: dist.GradBucket) -> Future[T
             refuse_watched_join(wire.ddp())
         attachment.release_flushed()
     if attachment.wire is None:
-        return attachment.average(attachment.process_group, bucket)
+        return attachment.average(bucket)
     return attachment.wire.engine.hook(bucket)
 
 

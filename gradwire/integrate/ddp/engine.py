@@ -18,9 +18,8 @@ from torch.futures import Future
 from gradwire.accumulate import Bundle
 from gradwire.errors import AttachError, DriftError, ExchangeError
 from gradwire.integrate.attached import closed_error, live_state
-from gradwire.integrate.ddp.accumulator import Accumulator
 from gradwire.integrate.ddp.buckets import Buckets, UsedParameters, WaitingBucket
-from gradwire.integrate.ddp.order import stride_of
+from gradwire.integrate.ddp.order import Accumulator, stride_of
 from gradwire.integrate.ddp.thread import OrderedThread
 from gradwire.integrate.handshake import handshake
 from gradwire.ranks.group import Group

@@ -1,4 +1,4 @@
-"""The order of a parameter's entries in DDP's buckets, after a change of its memory format.
+"""The order of a parameter's entries in DDP's buckets, and models that DDP has lost.
 
 DDP fills a bucket in the order that the parameters had when DDP built the bucket. DDP builds
 buckets when it is constructed, and again before the second step. DDP reads the hook's answer in the
@@ -7,11 +7,13 @@ order that the parameters have now. The two orders differ after
 is therefore found by comparing a bucket with the gradients that DDP copied into it.
 """
 
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 from gradwire.accumulate.layout import is_packed
 from gradwire.errors import AttachError
@@ -110,3 +112,28 @@ def new_strides(
 ) -> _Stride:
     """Return the strides of a new tensor."""
     return torch.empty(shape, dtype=torch.int8, device="meta", memory_format=format).stride()
+
+
+class Accumulator:
+    """A watch on the node of autograd on which DDP's hook of one parameter sits.
+
+    `model.to(dtype)` and `model.to(device)` give every parameter a new node, also if the model
+    comes back to the old dtype. DDP's hooks stay on the old nodes, and DDP averages nothing any
+    more, without a word. In a backward pass with a new node the watch calls `lost`.
+    """
+
+    def __init__(self, parameter: Tensor, lost: Callable[[], None]) -> None:
+        node = get_gradient_edge(parameter).node
+        method = weakref.WeakMethod(lost)
+
+        # DDP keeps the node, and the hook must not keep the engine.
+        def check(parameter: Tensor) -> None:
+            call = method()
+            if call is not None and get_gradient_edge(parameter).node is not node:
+                call()
+
+        self._handle = parameter.register_post_accumulate_grad_hook(check)
+
+    def remove(self) -> None:
+        """Stop watching."""
+        self._handle.remove()

@@ -30,11 +30,12 @@ class _Place:
 class DenseAverage:
     """The average of whole buckets, in an order that all ranks share."""
 
-    def __init__(self) -> None:
+    def __init__(self, process_group: dist.ProcessGroup) -> None:
+        self._process_group = process_group
         self._places: dict[int, tuple[tuple[object, ...], list[_Place]]] = {}
         self._steps = 0
 
-    def __call__(self, process_group: dist.ProcessGroup, bucket: dist.GradBucket) -> Future[Tensor]:
+    def __call__(self, bucket: dist.GradBucket) -> Future[Tensor]:
         """Return a Future of the averaged bucket."""
         places = self._places_of(bucket)
         for place in places:
@@ -47,7 +48,7 @@ class DenseAverage:
                 place.part.move(place.slot.stride, place.read)
             return future.value()
 
-        return allreduce_hook(process_group, bucket).then(put_back)
+        return allreduce_hook(self._process_group, bucket).then(put_back)
 
     def _places_of(self, bucket: dist.GradBucket) -> list[_Place]:
         buffer, parameters = bucket.buffer(), bucket.parameters()

@@ -128,6 +128,7 @@ def save(wire: ShardedState, path: Path) -> None:
 
     Files have new names. The files of the last checkpoint go when the new one is whole.
     """
+    _refuse_part_of_job(wire)
     rank = dist.get_rank()
     draft = Draft(path, rank, [METADATA, MANIFEST] if rank == 0 else [])
     _agree(wire, "save")
@@ -141,6 +142,16 @@ def save(wire: ShardedState, path: Path) -> None:
     for name in (old_files | strays) - files:
         with contextlib.suppress(OSError):
             (path / name).unlink()
+
+
+def _refuse_part_of_job(wire: ShardedState) -> None:
+    """Raise StateError if the job has ranks without this model; torch would wait for them."""
+    ranks, job = wire.group.size * wire.shards, dist.get_world_size()
+    if ranks != job:
+        raise StateError(
+            f"gradwire.save writes a sharded model with all ranks of the job, and this model is on "
+            f"{ranks} of {job}: save wire.state_dict() with a torch.distributed.checkpoint of yours"
+        )
 
 
 def _write(wire: ShardedState, draft: Draft, token: str) -> set[str]:

@@ -167,17 +167,21 @@ def test_what_cannot_be_followed_is_refused(ranks, what, words):
         assert re.search(words, said), said
 
 
-def dense_error(rank, ddp, alone):
-    """The largest error of the dense average after `detach`, over changes of the memory format."""
+def dense_error(rank, ddp, alone, built):
+    """The largest error of the dense average after `detach`, over changes of the memory format.
+
+    built: the format in which DDP builds its buckets.
+    """
+    other = {torch.channels_last, torch.contiguous_format}.difference({built}).pop()
     torch.manual_seed(0)
-    net = Net()
+    net = Net().to(memory_format=built)
     module = nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.002, **ddp)
     wire = models.gradwire.attach(module, density=0.05, dense_below=0)
     wire.detach()
     worst = 0.0
     for step in range(7):
         if step in (3, 5) and (rank == 0 or not alone):
-            to(module, torch.channels_last if step == 3 else torch.contiguous_format)
+            to(module, other if step == 3 else built)
         module.zero_grad()
         twin = copy.deepcopy(net)
         module(images(rank, step)).square().mean().backward()
@@ -190,9 +194,10 @@ def dense_error(rank, ddp, alone):
 
 
 @pytest.mark.parametrize("alone", [False, True], ids=["all ranks", "one rank"])
+@pytest.mark.parametrize("built", [torch.contiguous_format, torch.channels_last], ids=str)
 @pytest.mark.parametrize("ddp", DDP[:2], ids=str)
-def test_after_detach_the_average_is_in_the_order_in_which_ddp_reads(ranks, ddp, alone):
-    for worst, stopped in ranks.run(2, dense_error, ddp, alone):
+def test_after_detach_the_average_is_in_the_order_in_which_ddp_reads(ranks, ddp, alone, built):
+    for worst, stopped in ranks.run(2, dense_error, ddp, alone, built):
         assert stopped
         assert worst < 1e-6
 
