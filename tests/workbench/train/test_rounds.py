@@ -153,4 +153,4 @@ def warned(worker, run, folder):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         jobs.train(worker, run, folder)
-    return sum('recipe="muon"' in str(w.message) for w in caught)
+    return sum("recipe='muon'" in str(w.message) for w in caught)
