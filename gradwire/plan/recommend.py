@@ -140,7 +140,8 @@ def recommend(
     alike = _ALIKE_ROUNDS if quickest.way.every > 1 else _ALIKE
     most = min(alike * quickest.seconds, _WORTH * dense.seconds)
     best = min((p for p in able if p.seconds <= most), key=loss_rank)
-    reason = reason_for(load, best, dense, turning_rate)
+    safe = next((p for p in able if p.way.recipe), None) if loss_class(best.way) == 2 else None
+    reason = reason_for(load, best, dense, turning_rate, safe)
     return Recommendation(best, dense, reason, turning_rate)
 
 
