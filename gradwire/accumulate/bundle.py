@@ -127,9 +127,10 @@ class Bundle:
         """
         assert self.velocity is None, "momentum would decay with every micro-batch"
         self.settle(skipped)
-        self._note_finite(kernels.scan(self.u, pieces, None, ALIGN, unscale))
+        self.note_finite(kernels.scan(self.u, pieces, None, ALIGN, unscale))
 
-    def _note_finite(self, finite: Tensor) -> None:
+    def note_finite(self, finite: Tensor) -> None:
+        """Make the next step skip this bundle unless `finite` (0-d)."""
         before = self._finite_so_far
         self._finite_so_far = finite if before is None else finite & before
 
@@ -297,7 +298,7 @@ class Bundle:
         largest = torch.linalg.vector_norm(self.buffer, float("inf"))
         worth = torch.full_like(largest, factor)
         fits = usable(largest * worth, largest)
-        self._note_finite(fits)
+        self.note_finite(fits)
         self.buffer.mul_(torch.where(fits, worth, 1))
 
     def reorder(self, old: Slot, new: Slot) -> None:

@@ -439,6 +439,9 @@ class State:
                 "handle that gradwire.local_steps returns"
             )
 
+    def wait_for_background(self) -> None:
+        """Wait until no exchange runs beside the training. Only local steps have such ones."""
+
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Take over what another number of ranks saved, with the mean of `averaged`."""
         plain.restore(self, saved)

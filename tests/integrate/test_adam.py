@@ -1,5 +1,6 @@
 """Who is told that a sparse method stands in front of Adam."""
 
+import logging
 import warnings
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 import gradwire
 from gradwire import State
 from gradwire.errors import AttachError
-from gradwire.integrate.adam import refuse_for_recipe, warn_of_adam
+from gradwire.integrate.adam import note_adam, refuse_for_recipe, warn_of_adam
 from gradwire.plan.auto import Auto
 from tests.integrate import models, trainers
 
@@ -46,7 +47,8 @@ def said(optimizer, **fields):
     ("kind", "fields", "name"),
     [
         ("AdamW", {"density": 0.01}, "AdamW after method='topk'"),
-        ("Adamax", {"method": "randk", "density": 0.5}, "Adamax after method='randk'"),
+        ("Adamax", {"method": "randk", "density": 0.09}, "Adamax after method='randk'"),
+        ("AdamW", {"density": 0.1}, ""),
         ("Lamb", {"density": 0.01}, "Lamb after"),
         ("wrapped AdamW", {"density": 0.01}, "AdamW after"),
         ("SGD", {"density": 0.01}, ""),
@@ -67,6 +69,53 @@ def test_it_is_said_where_it_is_true(kind, fields, name):
     assert all(line.startswith(name) and WORDS in line and "docs/adam.md" in line for line in lines)
     assert all(RECIPE in line for line in lines)
     assert all("\n" not in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("fields", "optimizers", "words"),
+    [
+        ({"density": 0.2}, ["AdamW"], "AdamW after method='topk': if the loss stays high, for"),
+        ({"density": 0.01}, None, "method='topk' is not for Adam: with it, for a transformer"),
+        ({"density": 0.2}, None, ""),
+        ({"method": "dense"}, None, ""),
+        ({"density": 0.2}, ["SGD"], ""),
+    ],
+)
+def test_elsewhere_it_is_one_line_in_the_log(caplog, fields, optimizers, words):
+    parameters = [torch.nn.Parameter(torch.ones(3))]
+    with caplog.at_level("INFO", logger="gradwire"):
+        if optimizers is None:
+            note_adam(State(**fields))
+        else:
+            warn_of_adam(State(**fields), [getattr(torch.optim, n)(parameters) for n in optimizers])
+    assert len(caplog.messages) == bool(words)
+    assert all(line.startswith(words) and RECIPE in line for line in caplog.messages)
+
+
+def test_attach_writes_that_line_where_it_sees_no_optimiser(ranks):
+    assert ranks.run(1, noted) == [[1, 0]]
+
+
+def noted(rank):
+    """The lines in the log of an attach without and with the optimiser."""
+    lines, counts = [], []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    log = logging.getLogger("gradwire")
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel("INFO")
+    for seen in (False, True):
+        net = models.model()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        given = {"optimizer": optimizer, "scaler": torch.amp.GradScaler("cpu")} if seen else {}
+        _, wire = models.wrapped(net=net, **given)
+        wire.close()
+        counts.append(sum("is not for Adam" in line for line in lines))
+        lines.clear()
+    log.removeHandler(handler)
+    log.setLevel(level)
+    return counts
 
 
 @pytest.mark.parametrize(("kind", "before"), [("AdamW", True), ("SGD", False)])

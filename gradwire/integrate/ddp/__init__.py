@@ -5,19 +5,19 @@ DDP takes one communication hook for good. The hook stays on the model after `de
 """
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gradwire.config import Config, configure
 from gradwire.errors import AttachError, one_line
-from gradwire.integrate.adam import refuse_for_recipe, warn_of_adam
+from gradwire.integrate.adam import note_adam, refuse_for_recipe, warn_of_adam
 from gradwire.integrate.attached import Attached, Attachment
 from gradwire.integrate.ddp.engine import Engine
 from gradwire.integrate.refuse import (
@@ -46,7 +46,18 @@ class Wire(Attached):
         self.ddp = weakref.ref(ddp)
 
 
-_attachments: "weakref.WeakKeyDictionary[DistributedDataParallel, Attachment[Wire]]"
+class _Attachment(Attachment[Wire]):
+    """The Attachment of DDP."""
+
+    @cached_property
+    def average(self) -> Callable[[dist.GradBucket], Future[Tensor]]:
+        """The average of a bucket when the wire has left; loaded when it is needed."""
+        from gradwire.integrate.ddp.released import DenseAverage
+
+        return DenseAverage(self.process_group)
+
+
+_attachments: "weakref.WeakKeyDictionary[DistributedDataParallel, _Attachment]"
 _attachments = weakref.WeakKeyDictionary()
 """By model: the Attachment that is registered with DDP."""
 
@@ -99,7 +110,10 @@ def attach(
     # Without a scaler no step is skipped, and the optimiser need not be watched.
     fields |= {"scaler": scaler, "optimizer": optimizer if scaler is not None else None}
     wire = _attach(model, config, replicate_group, fields)
-    warn_of_adam(wire, seen)
+    if seen:
+        warn_of_adam(wire, seen)
+    else:
+        note_adam(wire)
     return wire
 
 
@@ -134,7 +148,7 @@ def _attach_ddp(model: nn.Module, config: Config | None, fields: dict[str, Any])
     # The last layer's parameters first, because their gradients are ready first.
     wire.engine.open(list(reversed(reduced_parameters(module))))
     if attachment is None:
-        attachment = Attachment(module.process_group)
+        attachment = _Attachment(module.process_group)
         module.register_comm_hook(attachment, _attached_hook)
         _attachments[module] = attachment
     attachment.wire = wire
@@ -156,7 +170,7 @@ def _split_auto(fields: Mapping[str, Any]) -> "tuple[Auto | None, dict[str, Any]
     return split_bounds(fields)
 
 
-def _attached_hook(attachment: Attachment[Wire], bucket: dist.GradBucket) -> Future[Tensor]:
+def _attached_hook(attachment: _Attachment, bucket: dist.GradBucket) -> Future[Tensor]:
     """Pass a bucket to the wire that is attached; without a wire, average the bucket densely."""
     wire = attachment.wire
     if wire is not None and bucket.index() == 0:
@@ -165,7 +179,7 @@ def _attached_hook(attachment: Attachment[Wire], bucket: dist.GradBucket) -> Fut
             refuse_watched_join(wire.ddp())
         attachment.release_flushed()
     if attachment.wire is None:
-        return allreduce_hook(attachment.process_group, bucket)
+        return attachment.average(bucket)
     return attachment.wire.engine.hook(bucket)
 
 

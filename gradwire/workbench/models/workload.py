@@ -82,7 +82,7 @@ def _multiplications(model: nn.Module, spec: ModelSpec) -> dict[int, float]:
 
 
 def _example_inputs(spec: ModelSpec, dtype: torch.dtype) -> list[Tensor]:
-    if spec.task == "language":
+    if spec.task in ("language", "bytes"):
         return [torch.zeros(1, *spec.shape, dtype=torch.long, device="meta")]
     if spec.task == "speech":
         lengths = torch.full((1,), FRAMES, dtype=torch.int64, device="meta")
