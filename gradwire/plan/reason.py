@@ -66,6 +66,7 @@ def _describe(p: Prediction) -> str:
     way = p.way
     if way.every > 1:
         how = " through owners" if way.exchange == "owner" else ""
+        how += ", a node as an island that FSDP2 shards" if way.islands else ""
         return (
             f"recipe {way.recipe} ({way.every} steps alone, then {100 * way.density:.3g} % of the "
             f"entries as {_BITS.get(way.values, way.values)}{how})"
