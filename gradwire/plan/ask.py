@@ -63,5 +63,5 @@ def plan(
     network = find_network(workers, nodes, link, latency, inner_link)
     question = Question(methods, density, min_density, bundle_mb)
     recipes = [recipe] if recipe else [*RECIPES, *LOCAL_RECIPES] if question.is_open else []
-    others = [*torch_ways(load, network, methods), *recipe_ways(recipes)]
+    others = [*torch_ways(load, network, methods), *recipe_ways(recipes, network)]
     return plan_for(load, device, network, question, others, recipe)

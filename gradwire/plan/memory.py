@@ -31,6 +31,8 @@ def memory_bytes(way: Way, network: Network) -> float:
     if way.recipe in LOCAL_RECIPES:
         has_momentum = bool(LOCAL_RECIPES[way.recipe].fields.get("outer_momentum"))
         kept += _WORD * (1 + has_momentum)
+        # The ranks of an island share it all.
+        kept /= network.local if way.islands else 1
     elif way.recipe and RECIPES[way.recipe].fields.get("momentum"):
         kept += _WORD
     return kept

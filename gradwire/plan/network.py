@@ -1,7 +1,7 @@
 """Links between workers, and the seconds that the legs of an exchange take on them."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gradwire.errors import ConfigError
 from gradwire.plan.rate import UNITS, parse_rate, show_rate
@@ -64,6 +64,16 @@ class Network:
     def local(self) -> int:
         """The ranks of one node."""
         return self.workers // self.nodes
+
+    @property
+    def inner(self) -> "Network":
+        """The ranks of one node."""
+        return replace(self, workers=self.local, nodes=1)
+
+    @property
+    def between(self) -> "Network":
+        """One rank of each node; its counterparts in the node share the link."""
+        return replace(self, workers=self.nodes, rate=self.rate / self.local)
 
     def seconds(self, leg: Leg) -> float:
         """Return rounds x latency + bytes / rate, on the slower kind of link that the leg uses."""

@@ -1,7 +1,7 @@
 """Prediction of the seconds of a step, and of their parts, for one way of exchanging."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -13,8 +13,9 @@ from gradwire.plan.machine import Machine
 from gradwire.plan.network import Leg, Network
 from gradwire.plan.outside import find_outside
 from gradwire.plan.rounds import OUTER_PASSES, muon_seconds
+from gradwire.plan.schedule import step_end
 from gradwire.plan.work import BundleTask, Work, bundle_work
-from gradwire.plan.workload import BACKWARD, PlannedBundle, Workload
+from gradwire.plan.workload import PlannedBundle, Workload, by_count
 
 PARTS = ("compute", "compress", "encode", "exchange", "decode", "hidden")
 _LOCAL_PARTS = ("compress", "encode", "decode")
@@ -28,6 +29,7 @@ class Way:
 
     recipe: the recipe that these settings are, if they are one.
     every: the inner steps between exchanges; 1 for gradients at every step.
+    islands: True if the ranks of a node hold one copy of the model, sharded by FSDP2.
     """
 
     method: str
@@ -37,12 +39,14 @@ class Way:
     density: float = 1.0
     recipe: str = ""
     every: int = 1
+    islands: bool = False
 
     @property
     def name(self) -> str:
         """The name by which `methods` takes it, and the recipe's name for a recipe."""
         if self.recipe:
-            return self.recipe + ("/owner" if self.exchange == "owner" else "")
+            owner = "/owner" if self.exchange == "owner" else ""
+            return self.recipe + owner + (", islands" if self.islands else "")
         if not self.exchange:
             return self.method
         return self.exchange if self.method == "dense" else f"{self.method}/{self.exchange}"
@@ -135,6 +139,8 @@ def predict(
     backward pass, unless the work has a core for itself.
     measured_work: the local work as measured, in place of the tables' work.
     """
+    if way.islands:
+        return _predict_islands(way, load, device, network, bundle_mb)
     bundles = load.bundles(bundle_mb)
     costs = [_bundle_cost(way, bundle, device, network) for bundle in bundles]
     if way.every > 1:
@@ -145,7 +151,7 @@ def predict(
             measured_work.part(bundle.size / sum(p.size for p in bundles)) for bundle in bundles
         )
     ahead = [leg for bundle in bundles for leg in _forward_legs(way, bundle, network)]
-    end = _schedule(
+    end = step_end(
         load.seconds, sum(map(network.seconds, ahead)), [bundle.share for bundle in bundles],
         works, nets, device.has_spare_core,
     )  # fmt: skip
@@ -183,6 +189,32 @@ def _predict_rounds(
     return Prediction(
         way, total, compute, compress, encode, net, decode, 0.0, sum(sent) / way.every,
         len(costs), bundle_mb,
+    )  # fmt: skip
+
+
+def _predict_islands(
+    way: Way, load: Workload, device: Machine, network: Network, bundle_mb: float
+) -> Prediction:
+    """Return the mean step where FSDP2 shards the model inside each node.
+
+    Every rank exchanges its shard with one rank of each other node, and the ranks of a node share
+    its link. Muon gathers each matrix inside the node in bf16, and every rank computes all of it.
+    """
+    inside = predict(Way("fsdp-bf16", ""), load, device, network.inner, bundle_mb)
+    part = by_count(max(1, load.entries // network.local), 0.0)
+    part = replace(part, optimizer="muon")
+    outer = predict(replace(way, islands=False), part, device, network.between, bundle_mb)
+    others = network.local - 1
+    gathered = network.inside(2 * load.entries * others / network.local, others)
+    compute = load.seconds
+    if load.optimizer != "muon":
+        compute += muon_seconds(load.shapes, device)
+    exchange = inside.exchange + outer.exchange + network.seconds(gathered)
+    compress, decode = inside.compress + outer.compress, inside.decode + outer.decode
+    total = compute + compress + outer.encode + exchange + decode - inside.hidden
+    return Prediction(
+        way, total, compute, compress, outer.encode, exchange, decode, inside.hidden,
+        inside.bytes + outer.bytes + gathered.bytes, outer.bundles, bundle_mb,
     )  # fmt: skip
 
 
@@ -227,24 +259,3 @@ def _task_for(way: Way, real: int, size: int, network: Network) -> BundleTask:
         # gradwire itself sends such a bundle whole, and counts it in the stats, by reason.
         return BundleTask("dense", "dense", way.encoding, size, size)
     return BundleTask(way.method, way.exchange, way.encoding, size, capacity)
-
-
-def _schedule(
-    seconds: float,
-    ahead: float,
-    shares: Sequence[float],
-    works: Sequence[Work],
-    nets: Sequence[float],
-    has_spare_core: bool,
-) -> float:
-    """Return the seconds at which the step ends: the backward pass, or the last bundle.
-
-    ahead: seconds on the network beside the forward pass.
-    """
-    device, network_free = max(ahead, (1 - BACKWARD) * seconds), 0.0
-    for share, local_work, net in zip(shares, works, nets, strict=True):
-        # A bundle starts when its gradients are there and the bundle before it is exchanged.
-        device += BACKWARD * seconds * share
-        network_free = max(device, network_free) + local_work.total + net
-        device += 0.0 if has_spare_core else local_work.total
-    return max(device, network_free)

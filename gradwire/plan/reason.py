@@ -10,9 +10,16 @@ _BITS = {"sign": "one bit each", "two-bit": "two bits each"}
 
 
 def reason_for(
-    load: Workload, best: Prediction, dense: Prediction, turning_rate: float | None
+    load: Workload,
+    best: Prediction,
+    dense: Prediction,
+    turning_rate: float | None,
+    safe: Prediction | None = None,
 ) -> str:
-    """Return why the recommended way is taken, how much it gains, and what it may cost."""
+    """Return why the recommended way is taken, how much it gains, and what it may cost.
+
+    safe: a slower recipe that keeps dense accuracy.
+    """
     text = (
         f"{_describe(best)}: {show_seconds(best.seconds)} per step against "
         f"{show_seconds(dense.seconds)} for {dense.way.label} "
@@ -25,7 +32,13 @@ def reason_for(
     if best.compute > load.seconds:
         own = show_seconds(best.compute - load.seconds)
         text += f" Of its step {own} are Muon's own products, counted and not measured."
-    return " ".join(filter(None, [text, caveat(best.way, load)]))
+    kept = ""
+    if safe is not None:
+        kept = (
+            f"Recipe {safe.way.recipe}, {show_seconds(safe.seconds)} per step, kept dense accuracy "
+            f"for ResNet-20, with changes to SGD (docs/recipes.md)."
+        )
+    return " ".join(filter(None, [text, caveat(best.way, load), kept]))
 
 
 def reason_against(
@@ -53,6 +66,7 @@ def _describe(p: Prediction) -> str:
     way = p.way
     if way.every > 1:
         how = " through owners" if way.exchange == "owner" else ""
+        how += ", a node as an island that FSDP2 shards" if way.islands else ""
         return (
             f"recipe {way.recipe} ({way.every} steps alone, then {100 * way.density:.3g} % of the "
             f"entries as {_BITS.get(way.values, way.values)}{how})"

@@ -58,7 +58,8 @@ class Recommendation:
         p = self.prediction
         way = p.way
         if way.recipe:
-            owner = {"exchange": "owner"} if way.name != way.recipe else {}
+            is_owner = way.every > 1 and way.exchange == "owner"
+            owner = {"exchange": "owner"} if is_owner else {}
             return {"recipe": way.recipe, **owner, "bundle_mb": p.bundle_mb}
         if not self.compresses:
             exchange = way.exchange or "dense"
@@ -75,6 +76,14 @@ class Recommendation:
             f'{name}="{value}"' if isinstance(value, str) else f"{name}={value:g}"
             for name, value in self.fields.items()
         ]
+        if way.islands:
+            return [
+                'fully_shard(model, mesh=mesh["shard"])  # in each node: docs/local-steps.md',
+                "optimizer = gradwire.optim.muon(model, lr=...)",
+                f"local = gradwire.local_steps(model, optimizer, {', '.join(fields)},",
+                '                             replicate_group=mesh["replicate"].get_group())',
+                "local.step()  # after optimizer.step(), at every step",
+            ]
         if way.recipe in LOCAL_RECIPES:
             return [
                 "optimizer = gradwire.optim.muon(model, lr=...)",
@@ -140,7 +149,8 @@ def recommend(
     alike = _ALIKE_ROUNDS if quickest.way.every > 1 else _ALIKE
     most = min(alike * quickest.seconds, _WORTH * dense.seconds)
     best = min((p for p in able if p.seconds <= most), key=loss_rank)
-    reason = reason_for(load, best, dense, turning_rate)
+    safe = next((p for p in able if p.way.recipe), None) if loss_class(best.way) == 2 else None
+    reason = reason_for(load, best, dense, turning_rate, safe)
     return Recommendation(best, dense, reason, turning_rate)
 
 
@@ -152,17 +162,18 @@ def _may_be_chosen(p: Prediction, load: Workload, min_density: float, recipe: st
     return is_good and way.density >= min_density and allows_topk(load)
 
 
-def loss_rank(p: Prediction) -> tuple[float, float, int, int, int, float]:
+def loss_rank(p: Prediction) -> tuple[float, bool, float, int, int, int, float]:
     """Return a sort key that is small if little is lost.
 
-    After the class of loss density counts, then the exchange, the rounding of values, the method,
-    and time. The exchange comes before rounding, because what is rounded away stays in the
-    residual: an all-gather of fp32 was 3.7 points worse than a union of bf16 at equal bytes
-    (benchmarks/results/accuracy_202611.md).
+    Islands are fewer workers, which lose less. After the class of loss and these density counts,
+    then the exchange, the rounding of values, the method, and time. The exchange comes before
+    rounding, because what is rounded away stays in the residual: an all-gather of fp32 was 3.7
+    points worse than a union of bf16 at equal bytes (benchmarks/results/accuracy_202611.md).
     """
     way = p.way
     return (
         loss_class(way),
+        not way.islands,
         -way.density,
         -preference(way),
         _LOSSES[way.values],

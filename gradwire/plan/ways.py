@@ -65,12 +65,13 @@ def torch_ways(load: Workload, network: Network, methods: Sequence[str] = ()) ->
     return ways
 
 
-def recipe_ways(names: Sequence[str]) -> list[Way]:
-    """Return the ways of recipes by name; local steps also through `owner`.
+def recipe_ways(names: Sequence[str], network: Network | None = None) -> list[Way]:
+    """Return the ways of recipes by name; local steps also through `owner`, and with islands.
 
     With owners the bytes do not grow with the workers. The loss is nearly the same: only means
-    are rounded once more.
+    are rounded once more. Islands are nodes of several ranks.
     """
+    has_islands = network is not None and network.local > 1 and network.nodes > 1
     ways = []
     for name in names:
         if name not in (*RECIPES, *LOCAL_RECIPES):
@@ -82,7 +83,10 @@ def recipe_ways(names: Sequence[str]) -> list[Way]:
             config.method, config.exchange, config.values, config.indices, config.density,
             name, fields.get("every", 1),
         )  # fmt: skip
-        ways += [way, replace(way, exchange="owner")] if is_local else [way]
+        forms = [way, replace(way, exchange="owner")] if is_local else [way]
+        ways += forms
+        if is_local and has_islands:
+            ways += [replace(form, islands=True) for form in forms]
     return list(dict.fromkeys(ways))
 
 

@@ -49,6 +49,8 @@ def test_sgd_with_batch_norm_gets_the_recipe_that_keeps_dense_accuracy():
     asked = {"workers": 64, "link": "20mbit", "gpu": "h100"}
     found = best("resnet50", **asked, step_seconds=0.01)
     assert found.prediction.way.density < 0.01
+    assert "Recipe plain-union, " in found.reason
+    assert "kept dense accuracy for ResNet-20" in found.reason
     recipes = gradwire.plan("resnet50", recipe="plain-union", step_seconds=0.2, **asked)
     assert recipes.recommendation.fields["recipe"] == "plain-union"
     assert "no momentum, 15 times the learning rate" in recipes.recommendation.reason

@@ -1,7 +1,5 @@
 """The command `gradwire plan`."""
 
-import functools
-import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +7,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from gradwire.errors import ConfigError, one_line
+from gradwire.errors import ConfigError
 from gradwire.workbench.cli.say import console, say
 
 _NEAR = 0.15
@@ -75,6 +73,13 @@ def plan_command(
     said where it was measured.
     """
     from gradwire.plan.ask import plan as make_plan
+    from gradwire.workbench.cli.plan_input import (
+        as_flags,
+        count_workers,
+        imported_model,
+        read_count,
+        read_numbers,
+    )
     from gradwire.workbench.report.plan_page import check_html_name, write_plan_page
     from gradwire.workbench.report.plan_text import WIDTH, left_out, plan_table
 
@@ -93,34 +98,37 @@ def plan_command(
             return
         workers, nodes = cluster["ranks"], cluster["nodes"]
         links = {"link": cluster["link"], "latency": cluster["latency"]}
-    workers, nodes = _count_workers(workers, nodes, gpus_per_node)
-    result = make_plan(
-        _imported(model) if ":" in model else model,
-        workers=workers,
-        nodes=nodes,
-        inner_link=inner_link,
-        gpu=gpu,
-        optimizer=optimizer,
-        recipe=recipe,
-        params=_count(params),
-        step_seconds=step_seconds,
-        batch=batch,
-        methods=[m.strip() for m in methods.split(",") if m.strip()],
-        density=_numbers(density),
-        min_density=min_density,
-        bundle_mb=bundle_mb,
-        **links,
-    )
+    workers, nodes = count_workers(workers, nodes, gpus_per_node)
+    try:
+        result = make_plan(
+            imported_model(model) if ":" in model else model,
+            workers=workers,
+            nodes=nodes,
+            inner_link=inner_link,
+            gpu=gpu,
+            optimizer=optimizer,
+            recipe=recipe,
+            params=read_count(params),
+            step_seconds=step_seconds,
+            batch=batch,
+            methods=[m.strip() for m in methods.split(",") if m.strip()],
+            density=read_numbers(density),
+            min_density=min_density,
+            bundle_mb=bundle_mb,
+            **links,
+        )
+    except ConfigError as error:
+        raise ConfigError(as_flags(str(error))) from None
     if as_json:
         typer.echo(json.dumps(result.asdict()))
     else:
         # Wide enough for the table: a narrow terminal wraps lines, rich would cut numbers off.
         Console(width=max(WIDTH, console.width)).print(plan_table(result, everything))
-        say(result.recommendation.reason, style="bold")
+        say(as_flags(result.recommendation.reason), style="bold")
         for line in result.recommendation.code:
             say(f"    {line}")
         for note in filter(None, [*result.notes, left_out(result, everything)]):
-            say(f"note: {note}.")
+            say(f"note: {as_flags(note)}.")
     if html is not None:
         path = write_plan_page(result, html)
         if not as_json:
@@ -136,60 +144,6 @@ def _list_models() -> None:
     sizes = {name: spec.parameters for name, spec in MODELS.items()} | language_sizes()
     for name, count in sizes.items():
         say(f"{name:14} {show_count(count)} parameters")
-
-
-def _count_workers(
-    workers: int | None, nodes: int | None, gpus_per_node: int | None
-) -> tuple[int, int | None]:
-    """Return workers and nodes from two of the three numbers."""
-    if gpus_per_node is None:
-        if workers is None:
-            raise ConfigError("workers must be given: --workers 16, or --measure under torchrun")
-        return workers, nodes
-    if gpus_per_node < 1:
-        raise ConfigError(f"gpus_per_node must be at least 1, got {gpus_per_node}")
-    if nodes is None:
-        if workers is None or workers % gpus_per_node:
-            raise ConfigError(
-                f"--gpus-per-node {gpus_per_node} needs --nodes, or --workers that it divides"
-            )
-        nodes = workers // gpus_per_node
-    if workers not in (None, nodes * gpus_per_node):
-        raise ConfigError(
-            f"{nodes} nodes of {gpus_per_node} GPUs are {nodes * gpus_per_node} workers, not "
-            f"{workers}: leave out --workers"
-        )
-    return nodes * gpus_per_node, nodes
-
-
-def _imported(name: str) -> Any:
-    """Return the module that `package.file:function` builds, on the meta device if it can."""
-    import sys
-
-    import torch
-
-    place, _, attribute = name.partition(":")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        build = functools.reduce(getattr, attribute.split("."), importlib.import_module(place))
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"model {name!r} cannot be imported: {one_line(error)}") from error
-    finally:
-        sys.path.pop(0)
-    if not callable(build):
-        raise ConfigError(f"model {name!r} is a {type(build).__name__}, not a function")
-    try:
-        with torch.device("meta"):
-            module = build()
-    except Exception:
-        # Some code of models needs real numbers, for example to initialise weights.
-        try:
-            module = build()
-        except Exception as error:
-            raise ConfigError(f"model {name!r} failed: {one_line(error)}") from error
-    if not isinstance(module, torch.nn.Module):
-        raise ConfigError(f"model {name!r} gave a {type(module).__name__}, not an nn.Module")
-    return module
 
 
 def _check(source: str, as_json: bool) -> None:
@@ -239,23 +193,3 @@ def _measure() -> dict[str, Any] | None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     cluster = launch(measure_cluster, workers=2, device=device, timeout=60.0)
     return cluster if cluster["rank"] == 0 else None
-
-
-def _count(text: str) -> int | None:
-    if not text:
-        return None
-    units = {"k": 10**3, "m": 10**6, "b": 10**9}
-    number, unit = text.strip().lower().replace(",", ""), 1
-    if number and number[-1] in units:
-        number, unit = number[:-1], units[number[-1]]
-    try:
-        return round(float(number) * unit)
-    except (ValueError, OverflowError):
-        raise ConfigError(f"params must be a number such as 25557032, 7B; got {text!r}") from None
-
-
-def _numbers(text: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        raise ConfigError(f"density takes numbers with commas between, got {text!r}") from None

@@ -116,7 +116,8 @@ def prediction_cells(plan: ExchangePlan, p: Prediction, unit: tuple[float, str])
     work = p.compress + p.encode + p.decode
     times = (p.seconds, p.compute, work, p.exchange, p.hidden)
     cells = [show_number(max(0.0, seconds) / unit[0]) for seconds in times]
-    memory = f"{plan.memory(p):.0f} B" if plan.memory(p) else "0"
+    kept = plan.memory(p)
+    memory = f"{kept:.{0 if kept >= 4 else 1}f} B" if kept else "0"
     return [
         way_label(plan, p), show_density(p), p.way.encoding_name, *cells,
         show_bytes(p.bytes) if p.bytes else "0", memory,

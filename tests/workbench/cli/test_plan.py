@@ -110,6 +110,8 @@ def test_the_paper_is_shown_side_by_side(main):
     ("args", "words"),
     [
         (["--model", "resnet50"], "workers must be given: --workers 16"),
+        (["--params", "5M", "--workers", "2", "--gpu", "h100"], "from shapes: give --step-seconds"),
+        ([*SMALL, "--min-density", "0.9"], "is below --min-density 0.9: lower that"),
         ([*SMALL, "--gpus-per-node", "8", "--nodes", "2"], "2 nodes of 8 GPUs are 16 workers, not"),
         ([*SMALL, "--gpus-per-node", "3"], "--gpus-per-node 3 needs --nodes, or --workers that"),
         ([*SMALL, "--optimizer", "adan"], "unknown optimizer 'adan'. Did you mean 'adamw'?"),

@@ -42,6 +42,14 @@ def test_every_line_is_seen_and_has_a_colour_of_its_own(plan):
             assert max(max(x / y, y / x) for x, y in pairs) >= ALIKE
 
 
+def test_a_line_that_would_hide_behind_another_is_left_out():
+    """A step of 1 s hides every exchange at these rates: all ways are one line."""
+    fast = gradwire.plan("resnet50", workers=4, step_seconds=1.0, link="1tbit", gpu="h100")
+    (curve,) = rate_curves(fast, link_rates(fast))
+    assert curve.is_chosen
+    assert len(shown_predictions(fast)) > 6
+
+
 def test_the_own_link_is_in_the_middle_and_named(plan):
     pytest.importorskip("matplotlib")
     rates = link_rates(plan)
