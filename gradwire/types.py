@@ -120,6 +120,11 @@ class Sparse:
         return vector[: self.size]
 
 
+def local_of(tensor: Any) -> Any:
+    """Return this rank's shard of a DTensor, and anything else as it is."""
+    return tensor.to_local() if hasattr(tensor, "placements") else tensor
+
+
 def empty_sparse(capacity: int, u: Tensor) -> Sparse:
     """Return a Sparse without entries of u, with room for `capacity` entries."""
     indices = torch.full((capacity,), u.numel(), dtype=torch.int32, device=u.device)

@@ -15,7 +15,7 @@ from gradwire.errors import ConfigError
 from gradwire.optim.newton_schulz import batches, orthogonalise
 from gradwire.optim.roles import Cut, Roles, Split
 from gradwire.optim.shards import cut_out, gather_whole, needs_gathering
-from gradwire.torch_internals import local_of
+from gradwire.types import local_of
 
 _FUSED_ON = ("cuda", "cpu")
 """Devices on which torch has AdamW as one kernel."""

@@ -1,5 +1,8 @@
 """Islands: FSDP2 or DDP inside, local steps between; each rank exchanges its part of the model."""
 
+import runpy
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -362,3 +365,15 @@ def test_tied_and_frozen_parameters(ranks):
     got = ranks.run(4, tied)
     assert got[0][0] == ["body.weight", "table.weight"]
     assert all(whole == got[0][1] for _, whole in got)
+
+
+EXAMPLE = str(Path(__file__).parents[2] / "examples" / "islands.py")
+
+
+def example(rank):
+    return runpy.run_path(EXAMPLE)["train"](steps=10)
+
+
+def test_the_example_runs(ranks):
+    """Two ranks in each of two islands: twice the factor of four ranks that gather from each."""
+    assert min(ranks.run(4, example)) > 60

@@ -9,7 +9,7 @@ from torch import Tensor
 from gradwire.errors import StateError
 from gradwire.integrate.local_steps.saved import copy_all, pack_numbers
 from gradwire.state.saved.cuts import MoreSaved
-from gradwire.torch_internals import local_of
+from gradwire.types import local_of
 
 if TYPE_CHECKING:
     from gradwire.integrate.local_steps.handle import LocalSteps

@@ -61,7 +61,7 @@ from gradwire.state.saved.manifest import (
     refuse_other,
     write_manifest,
 )
-from gradwire.torch_internals import local_of
+from gradwire.types import local_of
 
 log = logging.getLogger("gradwire")
 
