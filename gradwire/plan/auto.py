@@ -12,7 +12,7 @@ from gradwire.errors import ConfigError
 from gradwire.exchange import EXCHANGES
 from gradwire.plan.measure import measure_link, measure_machine, node_count
 from gradwire.plan.network import Network, show_link
-from gradwire.plan.planner import plan_for
+from gradwire.plan.planner import Question, plan_for
 from gradwire.plan.recommend import Recommendation
 from gradwire.plan.ways import ENCODINGS
 from gradwire.plan.workload import by_shapes
@@ -40,6 +40,8 @@ class Auto:
 
     def __init__(self, bounds: Mapping[str, Any]) -> None:
         self.bounds = dict(bounds)
+        self.before_adam = False
+        """True: an optimiser like Adam was seen, so that nothing sparse is chosen."""
         self._clock: Clock | None = None
         self._marks: list[dict[str, Mark]] = []
 
@@ -86,21 +88,25 @@ class Auto:
         self, state: "State", seconds: float, rate: float, latency: float
     ) -> dict[str, Any]:
         bounds, ranks = self.bounds, state.group.size
-        load = by_shapes([s.shape for s in reversed(state.slots)], "this model", seconds)
+        shapes = [s.shape for s in reversed(state.slots)]
+        load = by_shapes(shapes, "this model", seconds, "adamw" if self.before_adam else "sgd")
         network = Network(ranks, node_count(ranks), rate, latency)
         exchange = bounds.get("exchange", "")
         encodings = [(bounds.get("values", "fp32"), bounds.get("indices", "int32"))]
         density = bounds.get("density", ())
         least = density or bounds.get("min_density", _MIN_DENSITY)
+        # Only what leaves the optimiser alone: neither recipes nor PyTorch's own hooks.
         recommendation = plan_for(
             load,
             measure_machine(state.device),
             network,
-            [f"topk/{exchange}" if exchange else "topk"],
-            density,
-            least,
-            bounds.get("bundle_mb"),
-            encodings if {"values", "indices"} & bounds.keys() else ENCODINGS,
+            Question(
+                [f"topk/{exchange}" if exchange else "topk"],
+                density,
+                least,
+                bounds.get("bundle_mb"),
+                encodings if {"values", "indices"} & bounds.keys() else ENCODINGS,
+            ),
         ).recommendation
         reason = _reason(recommendation, seconds, rate, latency)
         return {"fields": recommendation.fields, "reason": reason}

@@ -322,7 +322,7 @@ def example(rank):
 
 
 def test_the_example_sends_a_few_hundredths(ranks):
-    assert min(ranks.run(2, example)) > 200
+    assert min(ranks.run(2, example)) > 90
 
 
 class Sharded(nn.Parameter):

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -48,12 +48,25 @@ class LanguageRecipe:
 
     gradients: fields of Config, to average gradients at every step.
     rounds: arguments of `local_steps`, to exchange weights every few steps. One of both is given.
+    part: what trains in place of these two paths; it takes `gradients` or `rounds` as its own.
     """
 
     summary: str
     optimizer: str
     gradients: Mapping[str, Any] = field(default_factory=dict)
     rounds: Mapping[str, Any] = field(default_factory=dict)
+    part: "Callable[[LanguageRun, Callable[[], nn.Module]], TrainingPart] | None" = None
+
+
+class TrainingPart(Protocol):
+    """The half of a run that trains: the weights of all workers, and how they are exchanged."""
+
+    @property
+    def bytes_sent(self) -> int: ...
+    def step(self, batches: Sequence[tuple[Tensor, Tensor]], lr: float) -> Tensor: ...
+    def put_weights(self, model: nn.Module) -> None: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, saved: dict[str, Any]) -> None: ...
 
 
 class LanguageRun:
@@ -92,7 +105,8 @@ class LanguageRun:
         """The network that is scored."""
         self.entries = sum(p.numel() for p in self.model.parameters())
         self._loss = _make_loss(device)
-        self.part: _Rounds | _Gradients = (_Rounds if recipe.rounds else _Gradients)(self, build)
+        make = recipe.part or (_Rounds if recipe.rounds else _Gradients)
+        self.part: TrainingPart = make(self, build)
 
     @property
     def bytes_sent(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from gradwire.plan.machine import find_machine
 from gradwire.plan.network import Network, link_rate
-from gradwire.plan.planner import plan_for
+from gradwire.plan.planner import Question, plan_for
 from gradwire.plan.predict import Way
 from gradwire.plan.workload import by_count
 from gradwire.workbench.bench.job import Job
@@ -79,7 +79,8 @@ def _predicted_rows(name: str, workers: int) -> list[StudyRow]:
         network = Network(workers, workers // LOCAL, link_rate(LINK))
     ways = [w.name for w in WAYS if w.method != "dense"]
     kinds = [("bf16", "packed"), ("bf16", "int32")]
-    predictions = plan_for(load, device, network, ways, 0.001, encodings=kinds).predictions
+    question = Question(ways, 0.001, encodings=kinds)
+    predictions = plan_for(load, device, network, question).predictions
     return [
         {"what": name, "workers": workers, "way": p.way.name, "seconds": p.seconds,
          "compute": p.compute, "bytes": p.bytes}

@@ -327,3 +327,60 @@ def test_a_job_that_fails_keeps_what_others_measured(tmp_path):
     with pytest.raises(ConfigError, match="nine is too many"):
         run_study(study, SMALL, tmp_path, "x", lambda words: None, jobs=2)
     assert StudyFolder(tmp_path, "bounds").done() == [{"n": 1}]
+
+
+def doubling(settings, rows, pending):
+    """Asks for twice the largest n so far, up to 8, when nothing is on its way."""
+    largest = max((row["n"] for row in rows), default=1)
+    return [] if pending else [{"n": 2 * largest}] * (largest < 8)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_rows_ask_for_more_cells(tmp_path, jobs):
+    study = replace(made([], cells=2), measure=halves, more=doubling)
+    said = []
+    run_study(study, SMALL, tmp_path, "x", said.append, jobs=jobs)
+    assert sorted(cell["n"] for cell in StudyFolder(tmp_path, "bounds").done()) == [0, 1, 2, 4, 8]
+    assert said[-1].startswith("bounds  5/5  8")
+    # A study that was stopped asks again.
+    run_study(replace(study, cells=lambda s: []), SMALL, tmp_path, "x", said.append, jobs=jobs)
+    assert len(said) == 5
+
+
+def test_a_cell_that_is_left_out_is_not_asked_for_again(tmp_path):
+    measured = []
+
+    def measure(settings, cell):
+        measured.append(cell["n"])
+        if cell["n"] == 2:
+            raise DataError("two is missing")
+        return [{"n": cell["n"], "square": 1}]
+
+    study = replace(made([], cells=2), measure=measure, more=doubling)
+    with pytest.raises(DataError, match="two is missing"):
+        run(study, tmp_path)
+    assert measured == [0, 1, 2]
+
+
+def test_settings_that_cells_hold_may_differ_in_one_folder(tmp_path):
+    run(made([]), tmp_path, replace(SMALL, seed=1))
+    with pytest.raises(ConfigError, match="was begun with seed = 1, now 2"):
+        run(made([]), tmp_path, replace(SMALL, seed=2))
+    run(replace(made([]), in_cells=("seed", "data_dir")), tmp_path / "free", replace(SMALL, seed=1))
+    free = replace(made([], cells=4), in_cells=("seed", "data_dir"))
+    page, _ = run(free, tmp_path / "free", replace(SMALL, seed=2, data_dir="other"))
+    assert page.summary == "4 rows"
+
+
+def test_names_of_points_stand_beside_them_and_apart():
+    lines = [Line("one", [1.0], [2.0], "points"), Line("two", [1.0], [2.0], "points")]
+    lines += [Line("far", [100.0], [1.0], "points")]
+    chart = Chart("c", "C", "x", "y", lines, log_x=True, named_points=True)
+    (axes,) = _draw(chart, "#000000", "#cccccc").axes
+    places = {text.get_text(): text for text in axes.texts}
+    assert set(places) == {"one", "two", "far"}
+    assert axes.get_legend() is None
+    # Points at one place have labels above each other; on the right they stand to the left.
+    assert abs(places["one"].xyann[1] - places["two"].xyann[1]) > 8
+    assert (places["one"].get_ha(), places["far"].get_ha()) == ("left", "right")
+    assert "<svg" in render_svg(chart)
