@@ -25,6 +25,8 @@ from gradwire.stages import stage
 from gradwire.state.choice import Choice
 from gradwire.types import Entries, Scan, Slot, Sparse, empty_sparse
 
+_FP16 = torch.finfo(torch.float16).max
+
 
 @dataclass(frozen=True)
 class Step:
@@ -156,11 +158,15 @@ def to_gradient(
     """Return the mean as the optimiser gets it, whether it is usable, and its rounding.
 
     The mean is in the gradient's dtype and loss scale. The rounding is None for fp32. Every rank
-    keeps the same rounding, so the mean of the residuals grows by exactly that.
+    keeps the same rounding, so the mean of the residuals grows by exactly that. What fp16 has no
+    room for waits there too, unless a loss scale is there that has to fall.
     """
     scaled = mean if scale is None else mean * scale
     if dtype == torch.float32:
         return scaled, ok, None
+    if dtype == torch.float16 and scale is None:
+        ok = ok & torch.isfinite(mean).all()
+        scaled = mean.clamp(-_FP16, _FP16)
     rounded = scaled.to(dtype)
     ok = ok & torch.isfinite(rounded).all()
     seen = rounded.float() if scale is None else rounded.float() / scale

@@ -63,6 +63,7 @@ def handshake(
     except GradwireError:
         group.leave(callers)
         raise
+    group.open_mailbox()
     _groups.add(group)
     return group
 

@@ -16,6 +16,8 @@ HEADER = 32
 MANY = 1 << 18
 """Entries that are read together. More would take more memory, and save no time."""
 
+_FINITE = (1).to_bytes(4, "little")
+
 DIRECT = 1 << 12
 """Entries per piece and rank from which on the CPU adds to the pieces without a vector between."""
 
@@ -90,15 +92,22 @@ def mean_of_messages_cpu(
 ) -> tuple[Tensor | None, Tensor]:
     """Compute `mean_of_messages` with few ops, because each takes longer than its few entries."""
     into = Target(size, gathered.device) if into is None else into
-    parts = _parts_of(into, size, len(gathered))
+    ranks = len(gathered)
+    parts = _parts_of(into, size, ranks)
     ok = _is_usable(gathered, own)
     for _, part in parts:
         part.fill_(0 if ok else float("nan"))
     split = HEADER + (4 * capacity if common is None else 0)
-    for row in gathered if ok else ():
-        indices = row[HEADER:split].view(torch.int32) if common is None else common
-        shares = row[split : split + capacity * values.itemsize].view(values).float()
-        _add_to_parts(parts, indices, shares / len(gathered), size)
+    for rows in gathered.split(max(1, MANY // max(1, capacity))) if ok else ():
+        shares = rows[:, split : split + capacity * values.itemsize].view(values).float() / ranks
+        indices = common if common is not None else rows[:, HEADER:split].view(torch.int32)
+        indices = indices.expand_as(shares)
+        if len(parts) == 1 and parts[0][1].numel() >= size:
+            # In the order of the rows, as if rank by rank.
+            _add(parts[0][1], indices.reshape(-1), shares.reshape(-1), size)
+            continue
+        for places, rank_shares in zip(indices, shares, strict=True):
+            _add_to_parts(parts, places, rank_shares, size)
     if into.out is None and parts[0][1] is not into.pieces[0][1]:
         into.put(parts[0][1])
     return into.out, torch.tensor(ok, dtype=torch.bool)
@@ -115,24 +124,34 @@ def _parts_of(into: Target, size: int, ranks: int) -> Sequence[Piece]:
 
 def _is_usable(gathered: Tensor, own: Tensor) -> bool:
     """Return True if all headers agree with `own` in every word but the count, and are finite."""
-    words = gathered[:, :HEADER].numpy().view(np.int32)
-    expected = own[:HEADER].numpy().view(np.int32).copy()
-    expected[4] = 1
-    same = words == expected
-    same[:, 3] = True
-    return bool(same.all())
+    header = own[:HEADER].numpy().tobytes()
+    # Words 3 and 4 are the count and "finite".
+    for row in gathered[:, :HEADER].numpy():
+        words = row.tobytes()
+        if words[:12] != header[:12] or words[16:] != _FINITE + header[20:]:
+            return False
+    return True
+
+
+def _add(out: Tensor, indices: Tensor, shares: Tensor, size: int) -> None:
+    """Add the shares whose index is in 0 .. size - 1, one after the other."""
+    places, shares = _inside(indices, shares, size)
+    out.index_add_(0, torch.from_numpy(places), shares)
+
+
+def _inside(indices: Tensor, shares: Tensor, size: int) -> tuple[np.ndarray, Tensor]:
+    """Return the indices that are in 0 .. size - 1, and their shares."""
+    places = indices.numpy()
+    # As unsigned numbers, negative indices are too large too.
+    inside = places.view(np.uint32) < size
+    if inside.all():
+        return places, shares
+    return places[inside], shares[torch.from_numpy(inside)]
 
 
 def _add_to_parts(parts: Sequence[Piece], indices: Tensor, shares: Tensor, size: int) -> None:
     """Add the shares whose index is in 0 .. size - 1 to the parts that cover these indices."""
-    places = indices.numpy()
-    # As unsigned numbers, negative indices are too large too.
-    inside = places.view(np.uint32) < size
-    if not inside.all():
-        places, shares = places[inside], shares[torch.from_numpy(inside)]
-    if len(parts) == 1 and parts[0][0] == 0 and parts[0][1].numel() >= size:
-        parts[0][1].index_add_(0, torch.from_numpy(places), shares)
-        return
+    places, shares = _inside(indices, shares, size)
     if (places[1:] < places[:-1]).any():
         order = np.argsort(places, kind="stable")
         places, shares = places[order], shares[torch.from_numpy(order)]

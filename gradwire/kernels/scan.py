@@ -75,6 +75,8 @@ def scan_cpu(
     if residual.dtype != torch.float32:
         return scan_torch(residual, pieces, maxima, block, unscale)
     factor = 1.0 if unscale is None else float(unscale)
+    if residual.numel() <= ALONE and _scan_few(residual, pieces, maxima, block, factor):
+        return torch.tensor(True)
     longest = align(min(STRETCH, max((g.numel() for _, g in pieces), default=0)))
     u, magnitude = torch.empty(2, longest, dtype=torch.float32).unbind()
     scratch = torch.empty(longest // block, dtype=torch.float32)
@@ -101,6 +103,29 @@ def scan_cpu(
             if time.perf_counter() - begin > LATE:
                 step = ALONE
     return torch.tensor(finite, dtype=torch.bool)
+
+
+def _scan_few(
+    residual: Tensor,
+    pieces: Sequence[tuple[int, Tensor]],
+    maxima: Tensor | None,
+    block: int,
+    factor: float,
+) -> bool:
+    """Scan all pieces at once, because each op takes longer than the few entries of a piece.
+
+    Return False, and change no residual, if an entry is not usable.
+    """
+    u = residual.clone()
+    for offset, gradient in pieces:
+        u.narrow(0, offset, gradient.numel()).add_(gradient, alpha=factor)
+    largest = torch.amax(u.abs().view(-1, block), dim=1)
+    if not float(largest.amax()) <= LARGEST_U:
+        return False
+    residual.copy_(u)
+    if maxima is not None:
+        maxima.copy_(largest)
+    return True
 
 
 def _store_maxima(u: Tensor, scratch: Tensor, block: int, out: Tensor) -> None:

@@ -14,6 +14,7 @@ from gradwire.plan.measure import measure_link, measure_machine, node_count
 from gradwire.plan.network import Network, show_link
 from gradwire.plan.planner import Question, plan_for
 from gradwire.plan.recommend import Recommendation
+from gradwire.plan.show import show_seconds
 from gradwire.plan.ways import ENCODINGS
 from gradwire.plan.workload import by_shapes
 from gradwire.ranks.group import uncounted
@@ -130,8 +131,8 @@ def split_bounds(fields: Mapping[str, Any]) -> tuple[Auto, dict[str, Any]]:
 
 def _reason(recommendation: Recommendation, seconds: float, rate: float, latency: float) -> str:
     measured = (
-        f"measured: {1e3 * seconds:.3g} ms of computing a step, {show_link(rate)} and "
-        f"{1e6 * latency:.3g} us between ranks; "
+        f"measured: {show_seconds(seconds)} of computing per step, {show_link(rate)} and "
+        f"{show_seconds(latency)} between ranks; "
     )
     return measured + recommendation.reason
 

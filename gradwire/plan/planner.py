@@ -161,6 +161,10 @@ def _notes(load: Workload, device: Machine, predictions: Sequence[Prediction]) -
         )
     if load.is_assumed:
         notes.append(assumption(load))
+    if any(p.way.method.startswith("powersgd") for p in predictions):
+        notes.append(
+            "PowerSGD is shown and never recommended: what it does to the loss was not measured"
+        )
     if any(p.way.every > 1 for p in predictions):
         notes.append(
             "local steps and FSDP are counted from bytes, passes over memory and FLOP, and were "

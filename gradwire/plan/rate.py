@@ -54,8 +54,8 @@ def _written_rate(text: str) -> float | None:
 
 def show_rate(rate: float) -> str:
     """Return the rate as people write it: 96.1 Mbit/s."""
-    unit = "t" if rate >= UNITS["t"] else "g" if rate >= UNITS["g"] else "m"
-    return f"{rate / UNITS[unit]:.3g} {unit.upper()}bit/s"
+    unit = next((u for u in "tgm" if rate >= 0.9995 * UNITS[u]), "k")
+    return f"{rate / UNITS[unit]:.3g} {unit if unit == 'k' else unit.upper()}bit/s"
 
 
 def show_time(seconds: float) -> str:

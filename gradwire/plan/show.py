@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
-_SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+_SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 _COUNTS = ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"))
 
 

@@ -5,22 +5,25 @@ point-to-point messages instead.
 """
 
 import contextlib
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from gradwire.errors import ExchangeError
 from gradwire.ranks.communicator import give_back_communicator, take_communicator
-from gradwire.ranks.group import Group, check_equal, read_rows, row_of, uncounted
+from gradwire.ranks.group import ROW, Group, check_equal, read_rows, row_of, uncounted
 from gradwire.ranks.liveness import explain_stop, roll_call, sign_stopped
 from gradwire.stages import stage
 from gradwire.torch_internals import backend_of
+
+if TYPE_CHECKING:
+    from gradwire.ranks.mailbox import Mailbox
 
 _Collective = Callable[..., Any]
 _Moves = Sequence[tuple[Tensor, int]]
@@ -63,47 +66,92 @@ class DistributedGroup(Group):
         self._lent: dist.ProcessGroup | None = process_group
         """The communicator that `leave` gives back; None once it was given back."""
         self.on_stream = device.type == "cuda" and enqueues(process_group, device)
+        self._mailbox: Mailbox | None = None
         self._agreement: _Comparison | None = None
         """What `agree_soon` began, until the next collective."""
 
+    def open_mailbox(self) -> None:
+        """Compare rows by posted receives from now on, if the backend can. All ranks call it."""
+        if not self.on_stream:
+            from gradwire.ranks.mailbox import mailbox_of
+
+            self._mailbox = mailbox_of(self.process_group, self.rank, self.size)
+
     def compare(self, operation: str, **fields: float) -> list[dict[str, float]]:
-        if self.on_stream:
-            return super().compare(operation, **fields)
         self.end_agreement()
-        return self._rows_of(self._begin_comparison(operation, fields))
+        if self._mailbox is None:
+            return super().compare(operation, **fields)
+        begun = self._begin(operation, fields)
+        with stage("exchange"):
+            self._send_row(begun)
+            return self._take_rows(begun)
 
     def agree_soon(self, operation: str, **fields: float) -> None:
-        """Send this rank's row now, and read the others' in the next collective."""
-        if self.on_stream:
+        """Agree in the next collective: with two ranks a small message goes with the row."""
+        if self._mailbox is None:
             return self.agree(operation, **fields)
         self.end_agreement()
-        self._agreement = self._begin_comparison(operation, fields)
+        begun = self._begin(operation, fields)
+        if self.size > 2:
+            with stage("exchange"):
+                self._send_row(begun)
+        self._agreement = begun
 
     def end_agreement(self) -> None:
+        with stage("exchange"):
+            self._end_agreement()
+
+    def _end_agreement(self) -> None:
         if self._agreement is not None:
             begun, self._agreement = self._agreement, None
-            check_equal(begun.operation, self._rows_of(begun))
+            if not begun.is_sent:
+                self._send_row(begun)
+            check_equal(begun.operation, self._take_rows(begun))
 
-    def _begin_comparison(self, operation: str, fields: Mapping[str, float]) -> "_Comparison":
+    def _begin(self, operation: str, fields: Mapping[str, float]) -> "_Comparison":
+        """Return a comparison, counted here: the caller may not want it in the counts."""
+        self._count(ROW * (self.size - 1), self.size - 1)
+        return _Comparison(operation, fields)
+
+    def _send_row(self, begun: "_Comparison", message: np.ndarray | None = None) -> None:
         """Send this rank's row straight to every rank, because a ring would take P - 1 turns."""
-        row = row_of(operation, fields)
-        table = row.repeat(self.size, 1)
-        peers = [rank for rank in range(self.size) if rank != self.rank]
-        with stage("exchange"):
-            works = self._call(
-                "comparison",
-                row,
-                _begin_swap,
-                [(row, p) for p in peers],
-                [(table[p], p) for p in peers],
-            )
-        self._count(row.nbytes * len(peers), len(peers))
-        return _Comparison(operation, fields, row, table, works)
+        assert self._mailbox is not None
+        begun.is_sent = True
+        length = 0 if message is None else message.nbytes
+        row = row_of(begun.operation, begun.fields, length)
+        self._call(begun.name, begun.nbytes, self._mailbox.send, row, message)
 
-    def _rows_of(self, begun: "_Comparison") -> list[dict[str, float]]:
-        with stage("exchange"):
-            self._call("comparison", begun.row, _wait_for, begun.works)
-        return read_rows(begun.table, begun.fields)
+    def _take_rows(
+        self, begun: "_Comparison", arrival: np.ndarray | None = None
+    ) -> list[dict[str, float]]:
+        """Return every rank's row; `arrival` takes the message of the other one of two ranks."""
+        assert self._mailbox is not None
+        rows = self._call(begun.name, begun.nbytes, self._mailbox.receive)
+        try:
+            table = read_rows(rows, begun.fields)
+            if arrival is not None:
+                check_equal(begun.operation, table)
+                arrival[:] = self._mailbox.message(1 - self.rank, arrival.nbytes)
+        finally:
+            self._mailbox.post(self.process_group)
+        return table
+
+    def _swap_with_row(self, name: str, tensor: Tensor, sent: Tensor, received: Tensor) -> bool:
+        """Swap small tensors of two ranks together with the row that is due; False if none is.
+
+        sent, received: in host memory, contiguous and of one length.
+        """
+        begun = self._agreement
+        if begun is None or begun.is_sent or self._mailbox is None:
+            return False
+        fits = sent.nbytes == received.nbytes <= self._mailbox.room
+        if not fits or not sent.is_contiguous():
+            return False
+        self._agreement = None
+        begun.name, begun.nbytes = name, tensor.nbytes
+        self._send_row(begun, as_bytes(sent))
+        self._take_rows(begun, as_bytes(received))
+        return True
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         out = tensor.new_empty(self.size, tensor.numel())
@@ -111,13 +159,13 @@ class DistributedGroup(Group):
             if self.size == 2 and not self.on_stream:
                 self._trade("all-gather", tensor.view(-1).expand(2, -1), out)
             else:
-                self._call("all-gather", tensor, _all_gather, out.view(-1), tensor)
+                self._call("all-gather", tensor.nbytes, _all_gather, out.view(-1), tensor)
         self._count((self.size - 1) * tensor.nbytes, self.size - 1)
         return out
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         with stage("exchange"):
-            self._call("all-reduce", tensor, dist.all_reduce, tensor)
+            self._call("all-reduce", tensor.nbytes, dist.all_reduce, tensor)
         self._count(2 * (self.size - 1) * tensor.nbytes // self.size, 2 * (self.size - 1))
         return tensor
 
@@ -126,7 +174,7 @@ class DistributedGroup(Group):
         out = torch.empty_like(tensor)
         with stage("exchange"):
             if self.on_stream:
-                self._call("all-to-all", tensor, dist.all_to_all_single, out, tensor)
+                self._call("all-to-all", tensor.nbytes, dist.all_to_all_single, out, tensor)
             else:
                 self._trade("all-to-all", tensor, out)
         self._count((self.size - 1) * tensor.nbytes // self.size, self.size - 1)
@@ -157,7 +205,9 @@ class DistributedGroup(Group):
     def _send_receive(self, name: str, tensor: Tensor, sent: _Moves, received: _Moves) -> None:
         """Send and receive these tensors at once. Gloo sends host memory, so it gets copies."""
         if self.on_stream:
-            self._call(name, tensor, _swap_enqueued, self._peers(sent), self._peers(received))
+            self._call(
+                name, tensor.nbytes, _swap_enqueued, self._peers(sent), self._peers(received)
+            )
             return
         if self.device.type == "cpu":
             self._swap(name, tensor, sent, received)
@@ -169,18 +219,10 @@ class DistributedGroup(Group):
             place.copy_(arrived)
 
     def _swap(self, name: str, tensor: Tensor, sent: _Moves, received: _Moves) -> None:
-        """Send and receive host memory, and end the agreement that has begun.
-
-        Nothing waits for the agreement: the tag is made of this rank's row, and Gloo delivers a
-        message only where a rank asks for that tag. A message of another size would end the
-        process.
-        """
-        begun, self._agreement = self._agreement, None
-        tag = 0 if begun is None else begun.tag
-        works = self._call(name, tensor, _begin_swap, sent, received, tag)
-        if begun is not None:
-            check_equal(begun.operation, self._rows_of(begun))
-        self._call(name, tensor, _wait_for, works)
+        """Send and receive host memory, the message of two ranks with the row that is due."""
+        pair = self.size == 2 and sent and received
+        if not pair or not self._swap_with_row(name, tensor, sent[0][0], received[0][0]):
+            self._call(name, tensor.nbytes, _swap_now, sent, received)
 
     def _peers(self, moves: _Moves) -> _Moves:
         """Return the moves with each rank as its number in the whole job."""
@@ -217,7 +259,7 @@ class DistributedGroup(Group):
                 give_back_communicator(group.process_group)
         self._lent, self._splits = None, {}
         if other is not None:
-            self.process_group = other
+            self.process_group, self._mailbox = other, None
 
     def _count(self, sent: int, rounds: int) -> None:
         """Add to the counts of this group and of every group that it is a part of."""
@@ -252,16 +294,16 @@ class DistributedGroup(Group):
                 if waiting is not None:
                     waiting.wait(timedelta(milliseconds=1))
 
-    def _call(self, name: str, tensor: Tensor, collective: _Collective, *args: Any) -> Any:
+    def _call(self, name: str, nbytes: int, collective: _Collective, *args: Any) -> Any:
         """Run a collective; raise an ExchangeError that names rank and operation if it fails."""
         whole = self if self._parent is None else self._parent
-        whole.end_agreement()
+        whole._end_agreement()
         try:
             return collective(*args, group=self.process_group)
         except RuntimeError as error:
             whole.give_up()
             raise ExchangeError(
-                f"rank {whole.rank} of {whole.size}: {name} of {tensor.nbytes} bytes failed in "
+                f"rank {whole.rank} of {whole.size}: {name} of {nbytes} bytes failed in "
                 f"stage exchange. {whole._describe_silence()}(torch: {error})"
             ) from error
 
@@ -273,36 +315,32 @@ class DistributedGroup(Group):
         return f"{roll_call(self.process_group.group_name, self.size)} "
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Comparison:
-    """Comparison of rows that has begun; `table` fills with every rank's row."""
+    """Comparison of rows that has begun."""
 
     operation: str
     fields: Mapping[str, float]
-    row: Tensor
-    table: Tensor
-    works: list[dist.Work]
-
-    @property
-    def tag(self) -> int:
-        """A tag that ranks share if their rows are equal, and that no other message has."""
-        return 1 << 30 | zlib.crc32(self.row.numpy().tobytes()) >> 2
+    name: str = "comparison"
+    nbytes: int = ROW
+    """The name and the length of what errors say has failed."""
+    is_sent: bool = False
 
 
-def _begin_swap(
-    sent: _Moves, received: _Moves, tag: int = 0, *, group: dist.ProcessGroup
-) -> list[dist.Work]:
-    """Begin all receives and sends of a group that does not enqueue."""
+def as_bytes(tensor: Tensor) -> np.ndarray:
+    """Return the memory of a contiguous tensor as flat uint8."""
+    return tensor.view(-1).view(torch.uint8).numpy()
+
+
+def _swap_now(sent: _Moves, received: _Moves, *, group: dist.ProcessGroup) -> None:
+    """Send and receive at once in a group that does not enqueue."""
     # Receives first: Gloo requests data on the connection that it sends on. A request behind a
     # large message would make the two directions of a link take turns.
-    works = [dist.irecv(place, group=group, group_src=rank, tag=tag) for place, rank in received]
-    works += [dist.isend(part, group=group, group_dst=rank, tag=tag) for part, rank in sent]
-    return [work for work in works if work is not None]
-
-
-def _wait_for(works: Sequence[dist.Work], group: dist.ProcessGroup) -> None:
+    works = [dist.irecv(place, group=group, group_src=rank) for place, rank in received]
+    works += [dist.isend(part, group=group, group_dst=rank) for part, rank in sent]
     for work in works:
-        work.wait()
+        if work is not None:
+            work.wait()
 
 
 def _swap_enqueued(sent: _Moves, received: _Moves, group: dist.ProcessGroup) -> None:

@@ -17,8 +17,13 @@ TOGETHER = (
     "All ranks must run the same steps and call save, load, flush, skip_step, follow_lr and detach "
     "together."
 )
-NAME, FIELDS = 16, 7
-"""A row that ranks compare: bytes for the name of an operation, then the count of numbers."""
+NAME, FIELDS = 16, 8
+"""A row that ranks compare: bytes for the name of an operation, then the count of numbers.
+
+The last number is the length of the message behind the row.
+"""
+ROW = NAME + 8 * FIELDS
+"""Bytes of a row."""
 
 
 class Group(ABC):
@@ -93,7 +98,9 @@ class Group(ABC):
         Raise on every rank unless all ranks run `operation`. Rows of all operations have one
         length, so that ranks in different operations still exchange rows and see the difference.
         """
-        return read_rows(self.all_gather(row_of(operation, fields).to(self.device)), fields)
+        row = torch.frombuffer(bytearray(row_of(operation, fields)), dtype=torch.int64)
+        table = self.all_gather(row.to(self.device)).cpu()
+        return read_rows([line.numpy().tobytes() for line in table], fields)
 
     def give_up(self, why: str = "") -> None:  # noqa: B027
         """Release the peers that wait for this rank, after an error. Does nothing by default.
@@ -112,34 +119,34 @@ def uncounted(group: Group) -> Iterator[None]:
         group.bytes_sent, group.rounds = before
 
 
-def row_of(operation: str, fields: Mapping[str, float]) -> Tensor:
-    """Return the row that ranks compare, as int64: the name, then FIELDS numbers."""
-    bits = (*(_bits(value) for value in fields.values()), *[0] * (FIELDS - len(fields)))
-    row = struct.pack(f"<{NAME}s{FIELDS}q", operation.encode(), *bits)
-    return torch.frombuffer(bytearray(row), dtype=torch.int64)
+def row_of(operation: str, fields: Mapping[str, float], message: int = 0) -> bytes:
+    """Return the row that ranks compare: the name, the numbers, and the bytes of the message."""
+    spare = [0] * (FIELDS - 1 - len(fields))
+    bits = (*(_bits(value) for value in fields.values()), *spare, message)
+    return struct.pack(f"<{NAME}s{FIELDS}q", operation.encode(), *bits)
 
 
-def read_rows(table: Tensor, like: Mapping[str, float]) -> list[dict[str, float]]:
+def read_rows(rows: Sequence[bytes], like: Mapping[str, float]) -> list[dict[str, float]]:
     """Return the fields in every rank's row; `like` has their names and types.
 
     Raise unless all rows name one operation.
     """
-    table = table.cpu()
-    if torch.equal(table, table[:1].expand_as(table)):
-        return [dict(like)] * len(table)
-    places = [_read_place(row.numpy().tobytes()) for row in table]
+    if all(row == rows[0] for row in rows):
+        return [dict(like)] * len(rows)
+    places = [_read_place(row) for row in rows]
     for rank, (name, place) in enumerate(places):
         if name != places[0][0]:
             raise ExchangeError(
                 f"rank {rank} is in {place}, rank 0 is in {places[0][1]}. {TOGETHER}"
             )
-    return [
-        {
-            name: _from_bits(bits, value)
-            for (name, value), bits in zip(like.items(), numbers, strict=False)
-        }
-        for numbers in table[:, NAME // 8 :].tolist()
-    ]
+    tables = []
+    for row in rows:
+        *numbers, message = struct.unpack_from(f"<{FIELDS}q", row, NAME)
+        fields = zip(like.items(), numbers, strict=False)
+        table = {name: _from_bits(bits, value) for (name, value), bits in fields}
+        # The last, because a difference above explains a difference here.
+        tables.append({**table, "message_bytes": message})
+    return tables
 
 
 def check_equal(operation: str, rows: Sequence[Mapping[str, float]]) -> None:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import gradwire
+from gradwire import path
 from gradwire.compress import METHODS
 from gradwire.exchange import EXCHANGES
 from gradwire.kernels.scan import LARGEST_U
@@ -116,3 +117,37 @@ def test_size_does_not_matter(method, exchange):
 
 def test_every_method_has_its_turn():
     assert {method for method, _, _ in CASES} >= set(METHODS) - {"dense", "randk"}
+
+
+def test_what_fp16_has_no_room_for_waits_in_the_residual():
+    """Momentum outgrows fp16: without a loss scale, which could fall, every step was NaN."""
+    wires, largest = cluster(2, "topk", "allgather", momentum=0.9), 0.0
+    for step in range(20):
+        huge = [g.sign() * 6e4 if step == 1 else g for g in gradients(2, step)]
+        update = wires.average([g.half() for g in huge])
+        assert update.isfinite().all(), step
+        largest = max(largest, float(update.abs().max()))
+    assert largest == torch.finfo(torch.float16).max
+
+
+def test_with_a_loss_scale_an_overflow_stays_one():
+    _, ok, _ = path.to_gradient(
+        torch.tensor([1e5]), torch.tensor(True), torch.float16, torch.tensor(1.0)
+    )
+    assert not ok
+
+
+def test_an_infinite_mean_is_no_large_one():
+    for value in (torch.inf, torch.nan):
+        mean = torch.tensor([1.0, value])
+        update, ok, _ = path.to_gradient(mean, torch.tensor(True), torch.float16, None)
+        assert not ok
+        assert update.isnan().all()
+
+
+def test_the_rest_of_a_large_fp16_mean_is_the_rounding():
+    mean = torch.tensor([1e5, -7e4, 3.0])
+    update, ok, rest = path.to_gradient(mean, torch.tensor(True), torch.float16, None)
+    assert ok
+    assert torch.equal(update.float() + rest, mean)
+    assert update.tolist() == [65504, -65504, 3]

@@ -56,7 +56,13 @@ def test_numbers_have_three_digits_and_no_exponent():
     assert shown == ["0", "0.012", "0.5", "1", "1.23", "10", "12.3", "100", "1,234"]
     seconds = [show_seconds(x) for x in (2.41, 0.0353, 8.4e-5, 19.2, 2080)]
     assert seconds == ["2.41 s", "35.3 ms", "84 us", "19.2 s", "2,080 s (34.7 min)"]
-    assert [show_bytes(x) for x in (28e9, 1.5e6, 999.9e6)] == ["28 GB", "1.5 MB", "1 GB"]
+    assert [show_bytes(x) for x in (28e9, 1.5e6, 999.9e6, 416)] == [
+        "28 GB",
+        "1.5 MB",
+        "1 GB",
+        "416 bytes",
+    ]
     counts = [show_count(n) for n in (7 * 10**9, 25_557_032, 2048)]
     assert counts == ["7 billion", "25.6 million", "2,048"]
-    assert show_rate(3200e9) == "3.2 Tbit/s"
+    rates = [show_rate(x) for x in (3200e9, 999.9e6, 83.7e3)]
+    assert rates == ["3.2 Tbit/s", "1 Gbit/s", "83.7 kbit/s"]

@@ -259,6 +259,7 @@ def _open_wire(wire: ShardedWire, root: FSDPModule, device: torch.device) -> Non
         if error is None:
             group.leave(wire.process_group)
         raise
+    shard_ranks.open_mailbox()
     wire.shard, wire.shards = shard_ranks.rank, shard_ranks.size
     wire.engine = ShardedEngine(wire, root, wire.units, shard_ranks)
     weakref.finalize(wire, shard_ranks.leave, None).atexit = False

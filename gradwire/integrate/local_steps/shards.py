@@ -36,11 +36,13 @@ class ShardedParts(Parts):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
-        self._records = sharded_parameters(self.model)
-        # In the model's order; FSDP2 lists the root's parameters first.
-        names = [plain_name(name) for name, _ in self.model.named_parameters()]
-        trained = {n: shard(self._records[n]) for n in names}
-        trained = {n: p for n, p in trained.items() if p.requires_grad}
+        records = sharded_parameters(self.model).values()
+        by_id = {id(shard(record)): record for record in records}
+        # In the model's order; FSDP2 lists the root's parameters first. A tied one has two names.
+        self._records = {
+            plain_name(name): by_id[id(p)] for name, p in self.model.named_parameters()
+        }
+        trained = {n: shard(r) for n, r in self._records.items() if shard(r).requires_grad}
         self.parameters = trained
         axes = _largest_mesh(trained).ndim
         self.whole = frozenset(name for name, p in trained.items() if _cuts(p) < axes)

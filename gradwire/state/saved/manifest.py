@@ -1,5 +1,6 @@
 """gradwire.json, the list of a checkpoint folder's files, guarded by its own sha256."""
 
+import gc
 import hashlib
 import json
 import re
@@ -38,10 +39,27 @@ def adopt_identity(state: "State", groups: Sequence[Group]) -> None:
 
 
 def note_identity(state: "State", identity: str) -> None:
-    """Give the wire the identity of the checkpoint that was loaded, "" for none."""
-    if identity:
+    """Give the wire the identity of the checkpoint that was loaded, "" for none.
+
+    An identity that another wire in use has stays with that one: two wires with one identity would
+    delete each other's checkpoints.
+    """
+    if identity and not _is_in_use(identity, state):
         state.identity = identity
         _known.add(state)
+
+
+def _is_in_use(identity: str, state: "State") -> bool:
+    """Return True if another wire of this process that is not closed has this identity."""
+
+    def found() -> bool:
+        others = [wire for wire in _known if wire is not state and not wire.stopped]
+        return any(wire.identity == identity for wire in others)
+
+    if found():
+        # A wire that was dropped may wait in a cycle of references.
+        gc.collect()
+    return found()
 
 
 def refuse_other(state: "State", path: Path) -> None:
@@ -50,11 +68,10 @@ def refuse_other(state: "State", path: Path) -> None:
         identity = read_manifest(path).get("run")
     except (StateError, OSError):
         return
-    others = [wire for wire in _known if wire is not state and not wire.stopped]
-    if identity != state.identity and any(wire.identity == identity for wire in others):
+    if identity != state.identity and _is_in_use(str(identity), state):
         raise ConfigError(
             f"{path} holds the checkpoint of another wire of this run, which this one would "
-            f"delete: give each wire a folder of its own"
+            f"delete: give each wire a folder of its own, or close the other wire first"
         )
 
 

@@ -43,8 +43,10 @@ BARS = """
 .legend i { height: 10px; width: 10px; }
 .numbers { font-size: 13px; }
 .numbers td + td, .numbers th + th { padding-left: 8px; }
-@media (max-width: 600px) { .bars { grid-template-columns: 1fr max-content; }
-  .bars .bar { grid-column: 1 / 3; grid-row: auto; order: 0; } }
+@media (max-width: 600px) {
+  .bars { grid-template-columns: 1fr max-content; grid-auto-flow: dense; gap: 2px 12px; }
+  .bars .name { grid-column: 1; } .bars .time { grid-column: 2; }
+  .bars .bar { grid-column: 1 / 3; margin-bottom: 6px; } }
 """
 
 

@@ -1,6 +1,8 @@
 """Measure a study: run the missing cells, store their rows, draw the pictures."""
 
 import multiprocessing
+import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -140,11 +142,23 @@ def _measure_cells(
             yield cell, rows
             queue.settle(cell)
         return
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+    spawning = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, spawning, _end_with_parent, (os.getpid(),)) as pool:
         try:
             yield from _measure_side_by_side(study, settings, queue, jobs, pool)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _end_with_parent(parent: int) -> None:
+    """End this process when its parent has ended, which would otherwise leave it on the GPU."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _measure_side_by_side(

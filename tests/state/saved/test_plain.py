@@ -296,11 +296,16 @@ def shared(rank, folder):
     out["first again"] = attempt_save(first, path)
     gradwire.load(second, path)
     out["loaded"] = attempt_save(second, path)
+    out["elsewhere"] = attempt_save(second, Path(folder) / "elsewhere")
+    dist.barrier()
+    out["two names"] = first.identity != second.identity
     third = trained(rank, 1)[1]
-    first.close()
     out["one is still in use"] = attempt_save(third, path)
+    first.close()
+    gradwire.load(third, path)
+    out["closed"] = attempt_save(third, path)
+    out["taken over"] = attempt_save(second, path)
     second.close()
-    out["both are closed"] = attempt_save(third, path)
     third.close()
 
     one, two = (_sharded(seed) for seed in (0, 1))
@@ -329,13 +334,14 @@ def _sharded(seed):
 def test_two_wires_in_one_folder_are_told_apart(ranks, tmp_path):
     words = "holds the checkpoint of another wire of this run"
     for out in ranks.run(2, shared, str(tmp_path)):
-        for name in ("second", "one is still in use", "second sharded"):
+        for name in ("second", "loaded", "one is still in use", "taken over", "second sharded"):
             kind, text = out[name]
             assert kind == ConfigError.__name__, name
             assert words in text
             assert "give each wire a folder of its own" in text
-        for name in ("first again", "loaded", "both are closed", "first sharded again"):
+        for name in ("first again", "elsewhere", "closed", "first sharded again"):
             assert out[name] == ("saved", ""), name
+        assert out["two names"]
         assert out["closed sharded"] == ("saved", "")
         assert out["unharmed"]
         assert out["unharmed sharded"]

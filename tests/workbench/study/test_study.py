@@ -2,6 +2,7 @@ import errno
 import json
 import os
 import re
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -327,6 +328,53 @@ def test_a_job_that_fails_keeps_what_others_measured(tmp_path):
     with pytest.raises(ConfigError, match="nine is too many"):
         run_study(study, SMALL, tmp_path, "x", lambda words: None, jobs=2)
     assert StudyFolder(tmp_path, "bounds").done() == [{"n": 1}]
+
+
+def endless(settings, cell):
+    """Tells its process and goes on for a minute."""
+    (Path(cell["out"]) / f"{os.getpid()}.pid").touch()
+    time.sleep(60)
+    return [{"n": 1, "square": 1}]
+
+
+KILLED = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from tests.workbench.study.test_study import SMALL, endless, made, run_study
+if __name__ == "__main__":
+    out = sys.argv[1]
+    cells = [{"n": n, "out": out} for n in (1, 2)]
+    study = replace(made([]), measure=endless, cells=lambda s: cells)
+    run_study(study, SMALL, Path(out), "x", print, jobs=2)
+"""
+
+
+def test_jobs_end_with_a_study_that_is_killed(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(KILLED)
+    root = Path(__file__).parents[3]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    with subprocess.Popen([sys.executable, program, tmp_path], env=environment) as process:
+        wait_for(lambda: len([*tmp_path.glob("*.pid")]) == 2, seconds=100)
+        process.kill()
+    jobs = [int(path.stem) for path in tmp_path.glob("*.pid")]
+    wait_for(lambda: not any(map(runs, jobs)), seconds=30)
+
+
+def runs(pid):
+    """Whether a process is alive and not a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_for(ready, seconds):
+    end = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < end, "it takes too long"
+        time.sleep(0.1)
 
 
 def doubling(settings, rows, pending):
