@@ -12,7 +12,6 @@ from faults.sequences.check import (
     Finding,
 )
 from faults.sequences.checkpoints import Checkpoints
-from faults.sequences.plan import DDP
 from faults.sequences.ranks import RealRanks
 
 
@@ -42,15 +41,6 @@ class Player(Checkpoints):
             self._check_round(answers)
         else:
             self._check_step(answers, False, {})
-
-    def _settle(self, data: int) -> None:
-        """Take the steps that ranks can only take together: DDP's second, and those of a detach."""
-        tries = 4
-        while (self.setup.kind == DDP and self.passes < 2) or (
-            self.detaching and not self.stopped and tries
-        ):
-            self.on_step(data)
-            tries -= 1
 
     def on_kill(self, rank: int, moment: str, data: int) -> None:
         """Kill one rank: the others name it, and resume from the last checkpoint, or the new."""

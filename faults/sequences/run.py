@@ -15,7 +15,7 @@ from faults.sequences.check import Finding
 from faults.sequences.mends import taken_back
 from faults.sequences.plan import OPERATIONS, Plan, draw_plan
 from faults.sequences.play import Player
-from faults.sequences.ranks import RealRanks
+from faults.sequences.ranks import Hang, RealRanks
 from faults.sequences.virtual import virtual_ranks
 
 FEW = 40
@@ -50,7 +50,6 @@ class Runner:
     def __init__(self, without: str = "") -> None:
         self._without = without
         self._real: RealRanks | None = None
-        self._fresh = 0
 
     def play(self, plan: Plan) -> tuple[str, Counter[str]]:
         """Return the finding of a sequence, "" for none, and how often each operation ran."""
@@ -60,7 +59,7 @@ class Runner:
             player = Player(plan, ranks, Path(folder) / "checkpoint")
             try:
                 player.play()
-            except Finding as finding:
+            except (Finding, Hang) as finding:
                 self.close()
                 return str(finding), player.counts
             finally:
@@ -130,7 +129,10 @@ def play_many(
             tally.real += plan.setup.is_real
             if finding:
                 tally.findings.append(f"sequence {plan.name}: {finding}")
-                print(f"FINDING sequence {plan.name} ({plan.setup.kind}): {finding}", flush=True)
+                print(f"FINDING sequence {plan.name} ({plan.setup.kind}): {finding}")
+                seed, number = plan.name.split("/")
+                again = f"--seed {seed} --first {number} --count 1"
+                print(f"  again: python -m faults.fuzz_sequences {again}", flush=True)
                 if shortens:
                     report(plan, runner)
             if len(tally.findings) >= findings:

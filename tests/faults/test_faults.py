@@ -1,6 +1,7 @@
 """A few of the faults of `make faults`, and that the harness itself can tell."""
 
 import json
+import re
 
 import pytest
 
@@ -79,3 +80,22 @@ def test_the_page_says_what_was_measured():
     assert set(figures["parts"]) == set(FAULTS)
     assert sum(row["times"] for row in killed) >= 100
     assert not any(row["lost"] or row["skipped"] for row in rows)
+
+
+def test_a_part_that_is_measured_anew_leaves_the_others(tmp_path, monkeypatch):
+    for name in ("PAGE", "FIGURES"):
+        copy = tmp_path / getattr(page, name).name
+        copy.write_bytes(getattr(page, name).read_bytes())
+        monkeypatch.setattr(page, name, copy)
+    before = json.loads(page.FIGURES.read_text())["parts"]
+    page.write(tmp_path / "new.json", "soak", [Row("soak of 7 steps", 1, 1)], 3.0)
+    page.keep(tmp_path / "new.json")
+    after = json.loads(page.FIGURES.read_text())["parts"]
+    assert after.keys() == before.keys()
+    assert [name for name in after if after[name] != before[name]] == ["soak"]
+    text = page.PAGE.read_text()
+    assert "| soak of 7 steps | 1 | 1 | 0 |" in text
+    assert "| rank killed: encode |" in text
+    # Each day and machine has its own line.
+    assert re.search(rf"`soak`.*: {after['soak']['date']}, {after['soak']['machine']}", text)
+    assert re.search(rf"- `kills`, .*: {before['kills']['date']}, ", text)

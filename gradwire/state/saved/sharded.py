@@ -23,6 +23,7 @@ import contextlib
 import hashlib
 import io
 import logging
+import math
 import re
 import secrets
 import warnings
@@ -146,7 +147,7 @@ def save(wire: ShardedState, path: Path) -> None:
 
 def _refuse_part_of_job(wire: ShardedState) -> None:
     """Raise StateError if the job has ranks without this model; torch would wait for them."""
-    ranks, job = wire.group.size * wire.shards, dist.get_world_size()
+    ranks, job = math.prod(group.size for group in _groups(wire)), dist.get_world_size()
     if ranks != job:
         raise StateError(
             f"gradwire.save writes a sharded model with all ranks of the job, and this model is on "
