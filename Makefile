@@ -1,5 +1,6 @@
 # Two commands do everything on a fresh machine with Python 3.11+ and make:
-#   make demo   train on the embedded digits, four workers, dense and top-k side by side
+#   make demo   train on embedded digits, top-k beside dense, then on embedded novels, a small language
+#               model in rounds of Muon beside dense Muon and dense AdamW
 #   make test   lint, format, types and tests, as CI runs them
 # and `make docs` builds the documentation.
 
@@ -16,6 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 demo: $(VENV)/.ready
 	$(BIN)/gradwire train --model lenet5 --method topk --density 0.01 --workers 4 --compare dense --out runs/demo --overwrite
+	$(BIN)/gradwire train --model gpt-tiny --recipe muon --workers 4 --compare dense-muon --compare dense-adamw --out runs/demo-language --overwrite
 
 test: lint check
 
@@ -39,10 +41,11 @@ docs: $(VENV)/.ready
 	$(BIN)/python -m mkdocs build --strict
 
 # A million damaged messages into every decoder, three to seven minutes on one core; then 20,000 damaged files
-# into the loaders.
+# into the loaders; then 2,000 random sequences of operations, a quarter of them on two real ranks, an hour on two cores.
 fuzz: $(VENV)/.ready
 	$(BIN)/python -m faults.fuzz_messages --count 1000000
 	$(BIN)/python -m faults.fuzz_loaders --count 20000
+	$(BIN)/python -m faults.fuzz_sequences --count 2000
 
 # Ranks killed, links cut, disks filled, and a table of what came of it (docs/limits.md). As root all of
 # it, otherwise without the cut link and the small disk. KEEP=--keep puts the figures into the docs.

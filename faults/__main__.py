@@ -6,7 +6,20 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from faults import disk, fuzz, kills, law, link, restart, several, slow, soak, stop
+from faults import (
+    disk,
+    fuzz,
+    fuzz_sequences,
+    kills,
+    law,
+    link,
+    restart,
+    several,
+    slow,
+    soak,
+    stop,
+    suites,
+)  # fmt: skip
 from faults.page import keep, show, write
 from faults.row import Row
 
@@ -20,6 +33,8 @@ FAULTS: dict[str, Callable[[], Row | list[Row]]] = {
     "stop": stop.row,
     "several": several.row,
     "fuzz": fuzz.rows,
+    "misuse": suites.rows,
+    "sequences": fuzz_sequences.row,
     "soak": soak.row,
 }
 

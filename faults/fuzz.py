@@ -1,17 +1,12 @@
 """Fault: bad input. Messages and files are damaged, and ranks do not fit together."""
 
-import subprocess
-import sys
-import tempfile
 from collections import Counter
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
-from xml.etree import ElementTree
 
 from faults.row import Row
+from faults.suites import suite
 
-TESTS = Path(__file__).parent.parent / "tests"
 FUZZERS = {
     "damaged message": ("faults.fuzz_messages", 20_000),
     "damaged file into a loader": ("faults.fuzz_loaders", 2_000),
@@ -43,19 +38,4 @@ def fuzzed(fault: str, module: str, count: int) -> Row:
     outcomes: Counter[str] = sum(parts, Counter())
     row.times = row.survived = sum(outcomes.values())
     row.came_of_it = ", ".join(f"{n:,} {outcome}" for outcome, n in sorted(outcomes.items()))
-    return row
-
-
-def suite(fault: str, names: str) -> Row:
-    """Return a row of the outcomes of these tests."""
-    row = Row(fault, came_of_it="one clear line on every rank")
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        chosen = ["-k", names, str(TESTS / "integrate"), "-p", "no:cacheprovider"]
-        command = [sys.executable, "-m", "pytest", "-q", f"--junit-xml={report}", *chosen]
-        subprocess.run(command, cwd=TESTS.parent, stdout=subprocess.DEVNULL)
-        for case in ElementTree.parse(report).iter("testcase"):
-            kinds = {child.tag for child in case}
-            if "skipped" not in kinds:
-                row.count(case.get("name", "") if kinds & {"failure", "error"} else "")
     return row

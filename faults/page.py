@@ -4,6 +4,7 @@ import json
 import re
 import sys
 import time
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,17 +27,14 @@ def write(path: Path, name: str, rows: list[Row], seconds: float) -> None:
     parts = figures.get("parts", {}) | {
         name: {
             "date": time.strftime("%Y-%m-%d"),
+            "machine": describe_machine("cpu")["hardware"],
+            "torch": torch.__version__,
             "seconds": round(seconds),
             "rows": [asdict(row) | {"lost": row.lost} for row in rows],
         }
     }
-    figures = {
-        "machine": describe_machine("cpu")["hardware"],
-        "torch": torch.__version__,
-        "parts": parts,
-    }
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(figures, indent=1) + "\n")
+    path.write_text(json.dumps({"parts": parts}, indent=1) + "\n")
 
 
 def rows_of(figures: dict[str, Any]) -> list[dict[str, Any]]:
@@ -56,21 +54,20 @@ def show(rows: list[Row]) -> None:
 
 
 def keep(path: Path) -> None:
-    """Put the figures into the docs."""
-    FIGURES.write_text(path.read_text())
+    """Put the figures into the docs, and leave there those of faults that were not tried."""
+    figures = json.loads(FIGURES.read_text())
+    figures["parts"] |= json.loads(path.read_text())["parts"]
+    FIGURES.write_text(json.dumps(figures, indent=1) + "\n")
     text = PAGE.read_text()
-    table = markdown(json.loads(path.read_text()))
+    table = markdown(figures)
     PAGE.write_text(re.sub(f"{BEGIN}.*{END}", lambda _: table, text, flags=re.S))
 
 
 def markdown(figures: dict[str, Any]) -> str:
     """Return the part of docs/limits.md that is made from the figures."""
-    parts = figures["parts"].values()
-    minutes = sum(part["seconds"] for part in parts) / 60
-    setup = f"{figures['machine']}, torch {figures['torch']}"
     lines = [
         BEGIN,
-        f"`make faults`, {max(part['date'] for part in parts)}, {setup}, {minutes:.0f} minutes:",
+        *_setups(figures),
         "",
         "| fault | times | survived | lost | slowest error | what came of it |",
         "| --- | --: | --: | --: | --: | --- |",
@@ -78,6 +75,20 @@ def markdown(figures: dict[str, Any]) -> str:
         END,
     ]
     return "\n".join(lines)
+
+
+def _setups(figures: dict[str, Any]) -> list[str]:
+    """Return a line per machine and day: which faults were tried there, in how many minutes."""
+    setups: dict[str, list[str]] = {}
+    seconds: Counter[str] = Counter()
+    for name, part in figures["parts"].items():
+        setup = f"{part['date']}, {part['machine']}, torch {part['torch']}"
+        setups.setdefault(setup, []).append(f"`{name}`")
+        seconds[setup] += part["seconds"]
+    return [
+        f"- {', '.join(names)}: {setup}, {seconds[setup] / 60:.0f} minutes"
+        for setup, names in setups.items()
+    ]
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gradwire.integrate.local_steps import local_steps
     from gradwire.integrate.loop import average
     from gradwire.integrate.virtual_cluster import VirtualCluster
-    from gradwire.plan.planner import plan
+    from gradwire.plan.ask import plan
     from gradwire.state.saved.folder import load, save
     from gradwire.state.state import State
     from gradwire.types import Sparse
@@ -57,7 +57,7 @@ _HOMES = {
     "ddp_hook": "gradwire.integrate.ddp",
     "load": "gradwire.state.saved.folder",
     "local_steps": "gradwire.integrate.local_steps",
-    "plan": "gradwire.plan.planner",
+    "plan": "gradwire.plan.ask",
     "save": "gradwire.state.saved.folder",
 }
 """The module of each public name."""

@@ -75,6 +75,8 @@ def accumulate(step: Step) -> Scan:
     """u = gradient + residual; with momentum correction, momentum + residual."""
     bundle, choice = step.bundle, step.choice
     with stage("accumulate"):
+        if not step.scheme.owns_parts:
+            bundle.fold_owned(step.skipped)
         if choice.selects:
             step.method.prefetch(bundle.u, choice.k, bundle.memory)
         unscale = None if step.scale is None else step.scale.reciprocal()
@@ -133,7 +135,7 @@ def decode(step: Step, sparse: Sparse | None, outcome: Outcome) -> None:
             assert outcome.update is not None, "an exchange writes to its own target then"
             masked = to_mask(outcome.update, sent.sparse if isinstance(sent, Entries) else sparse)
         forget = sparse is not None and not method.keeps_rest
-        bundle.deliver(sent, ok, rounding, masked, forget)
+        bundle.deliver(sent, ok, rounding, masked, forget, outcome.owned_rounding)
         _note(step, sparse, outcome)
 
 

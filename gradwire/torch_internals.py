@@ -392,6 +392,11 @@ def shard(parameter: Any) -> Any:
     return _get(parameter, "sharded_param", "FSDPParam")
 
 
+def local_of(tensor: Any) -> Any:
+    """Return this rank's shard of a DTensor, and anything else as it is."""
+    return tensor.to_local() if hasattr(tensor, "placements") else tensor
+
+
 def shard_size(parameter: Any) -> torch.Size:
     """Return the shape of this rank's shard. Seen in 2.11 to 2.15."""
     size: torch.Size = _get(parameter, "sharded_size", "FSDPParam")

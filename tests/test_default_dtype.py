@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 import gradwire
 from gradwire.accumulate.schedule import entry_count
-from tests.exchange.cases import allowed, kept_by_owners, options
+from tests.exchange.cases import allowed, options, owned_after
 from tests.law.cases import NOTHING, gradients, violation
 
 PACKAGE = Path(gradwire.__file__).parent
@@ -116,7 +116,7 @@ def run(default, steps, method, exchange, values, more):
             update = cluster.average(gradient).clone()
             new = [cluster.residual(rank) for rank in range(WORLD)]
             u = [g.float() + kept for g, kept in zip(gradient, old, strict=True)]
-            after = kept_by_owners([s.bundles[0].memory for s in cluster._states], SIZE)
+            after = owned_after(cluster._states, SIZE)
             error = max(error, violation(u, update, new, before_step, after))
             out += [update, *new]
             old, before_step = new, after

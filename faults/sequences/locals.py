@@ -7,9 +7,9 @@ import numpy as np
 import torch
 
 import gradwire
-from faults.sequences.answer import Vector, flat
+from faults.sequences.answer import Vector, digest_of, flat
 from faults.sequences.net import Net, images, loss_of
-from faults.sequences.trainers import LR, Trainer, fp32_default
+from faults.sequences.trainer import LR, Trainer, fp32_default
 
 
 class LocalTrainer(Trainer):
@@ -49,7 +49,10 @@ class LocalTrainer(Trainer):
             with torch.no_grad():
                 self.net.second.weight[0, 0, 0, 0] = float("inf")
         steps, start, ended = self.wire.steps, self._start(), flat(self.weights)
-        (self.wire.exchange if exchanges else self.wire.step)()
+        self.now.more["own"] = ended, digest_of(self.optimizer)
+        self.wire.step()
+        if exchanges and self.wire.steps == steps:
+            self.wire.exchange()
         if self.wire.steps > steps:
             moved = start - ended
             self.now.came = np.where(np.isfinite(moved), moved, np.float32(0))

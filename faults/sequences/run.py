@@ -1,6 +1,7 @@
 """Many sequences in a row: counts, findings, and a shorter sequence for each finding."""
 
 import os
+import re
 import tempfile
 import time
 from collections import Counter
@@ -14,7 +15,8 @@ from faults.sequences.check import Finding
 from faults.sequences.mends import taken_back
 from faults.sequences.plan import OPERATIONS, Plan, draw_plan
 from faults.sequences.play import Player
-from faults.sequences.ranks import RealRanks, virtual_ranks
+from faults.sequences.ranks import RealRanks
+from faults.sequences.virtual import virtual_ranks
 
 FEW = 40
 """The most sequences that a shorter one is looked for in."""
@@ -64,12 +66,12 @@ class Runner:
             finally:
                 torch.set_default_dtype(default)
         if self._real is not None and plan.setup.is_real:
-            self._real.call({r: ("reset", {}) for r in range(len(self._real.ranks))})
+            self._real.call({r: ("reset", {}) for r in range(self._real.world)})
         return "", player.counts
 
     def _real_ranks(self) -> RealRanks:
         # A wire that breaks keeps its connections, so processes do not live for ever.
-        if self._real is not None and self._real.uses >= 20:
+        if self._real is not None and (self._real.uses >= 20 or self._real.world != 2):
             self.close()
         if self._real is None:
             self._real = RealRanks(self._without)
@@ -84,14 +86,15 @@ class Runner:
 
 
 def shorten(plan: Plan, runner: Runner) -> Plan:
-    """Return the plan with operations left out, as long as there is a finding."""
+    """Return the plan with operations left out, as long as there is a finding of its kind."""
     tries, size, end = FEW, max(1, len(plan.operations) // 2), time.monotonic() + LONG
+    kind = _kind_of(runner.play(plan)[0])
     while size and tries and time.monotonic() < end:
         start = 0
         while start < len(plan.operations) and tries:
             rest = plan.operations[:start] + plan.operations[start + size :]
             tries -= 1
-            if rest and runner.play(replace(plan, operations=rest))[0]:
+            if rest and _kind_of(runner.play(replace(plan, operations=rest))[0]) == kind:
                 plan = replace(plan, operations=rest)
             else:
                 start += size
@@ -99,8 +102,22 @@ def shorten(plan: Plan, runner: Runner) -> Plan:
     return plan
 
 
-def play_many(plans: Iterator[Plan], tally: Tally, without: str = "", findings: int = 10) -> Tally:
-    """Play plans until there are so many findings, and print each with a shorter sequence."""
+def _kind_of(finding: str) -> str:
+    """Return the first words of a finding, without its operation and numbers."""
+    return re.sub(r"[\d.e-]+", "", re.sub(r"^operation .*?\): ", "", finding))[:30]
+
+
+def play_many(
+    plans: Iterator[Plan],
+    tally: Tally,
+    without: str = "",
+    findings: int = 10,
+    shortens: bool = True,
+) -> Tally:
+    """Play plans until there are so many findings, and print each.
+
+    shortens: True prints a shorter sequence too.
+    """
     os.environ["OMP_NUM_THREADS"] = "1"
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -113,7 +130,9 @@ def play_many(plans: Iterator[Plan], tally: Tally, without: str = "", findings: 
             tally.real += plan.setup.is_real
             if finding:
                 tally.findings.append(f"sequence {plan.name}: {finding}")
-                report(plan, finding, runner)
+                print(f"FINDING sequence {plan.name} ({plan.setup.kind}): {finding}", flush=True)
+                if shortens:
+                    report(plan, runner)
             if len(tally.findings) >= findings:
                 break
     finally:
@@ -123,9 +142,8 @@ def play_many(plans: Iterator[Plan], tally: Tally, without: str = "", findings: 
     return tally
 
 
-def report(plan: Plan, finding: str, runner: Runner) -> None:
-    """Print a finding, and the shortest sequence that was found to have one."""
-    print(f"FINDING sequence {plan.name} ({plan.setup.kind}): {finding}", flush=True)
+def report(plan: Plan, runner: Runner) -> None:
+    """Print the shortest sequence that was found to have a finding of this plan's kind."""
     short = shorten(plan, runner)
     print(f"  {short.setup}")
     for operation in short.operations:

@@ -9,6 +9,7 @@ from gradwire import kernels
 from gradwire.accumulate.delivery import Pending
 from gradwire.accumulate.layout import size_of
 from gradwire.accumulate.momentum import Correction, clip_factor
+from gradwire.accumulate.owned import OWNED, owned_places, spread_part
 from gradwire.accumulate.tally import Tally
 from gradwire.kernels.dispatch import uses_triton
 from gradwire.kernels.last_selection import LastSelection
@@ -57,6 +58,8 @@ class Bundle:
         """The delivery of the last step; None when there is nothing to settle."""
         self.tally = Tally(device)
         self._withheld: list[tuple[int, Tensor]] = []
+        self._unused: Sequence[Slot] = ()
+        """The parameters that no rank used in this step."""
         self._finite_so_far: Tensor | None = None
         """False if a micro-batch or a new rate brought what is not finite since the last step."""
         self._maxima = torch.zeros(0, dtype=torch.float32, device=device)
@@ -97,6 +100,7 @@ class Bundle:
         """
         scan_settles = block > 0 and self._scan_can_settle(unused)
         if scan_settles:
+            self._take_owned(skipped)
             self.pending = None
         else:
             self.settle(skipped)
@@ -123,9 +127,10 @@ class Bundle:
         """
         assert self.velocity is None, "momentum would decay with every micro-batch"
         self.settle(skipped)
-        self._note_finite(kernels.scan(self.u, pieces, None, ALIGN, unscale))
+        self.note_finite(kernels.scan(self.u, pieces, None, ALIGN, unscale))
 
-    def _note_finite(self, finite: Tensor) -> None:
+    def note_finite(self, finite: Tensor) -> None:
+        """Make the next step skip this bundle unless `finite` (0-d)."""
         before = self._finite_so_far
         self._finite_so_far = finite if before is None else finite & before
 
@@ -136,9 +141,14 @@ class Bundle:
         mean_rounding: Tensor | None = None,
         masked: Tensor | None = None,
         forget: bool = False,
+        owned_rounding: Tensor | None = None,
     ) -> None:
         """Remember the delivery of this step; the next step settles it: see Pending."""
-        self.pending = Pending(delivered, ok, mean_rounding, masked, forget, self._withheld)
+        if owned_rounding is not None:
+            owned_rounding = self._owned_of_used(owned_rounding)
+        self.pending = Pending(
+            delivered, ok, mean_rounding, masked, forget, self._withheld, owned_rounding
+        )
         self._withheld = []
 
     def settle(self, skipped: Tensor) -> None:
@@ -148,6 +158,7 @@ class Bundle:
             self._settle(self.buffer, skipped)
             if self.velocity is not None:
                 self.pending.mask(self.velocity, skipped)
+            self._take_owned(skipped)
             self.pending = None
 
     def _settle(self, buffer: Tensor, skipped: Tensor) -> None:
@@ -207,10 +218,63 @@ class Bundle:
         return self._maxima
 
     def _withhold(self, unused: Sequence[Slot]) -> None:
+        self._unused = unused
         for slot in unused:
             part = self.buffer[slot.offset : slot.offset + slot.numel]
             self._withheld.append((slot.offset, part.clone()))
             part.zero_()
+
+    # --- the part of the mean that this rank owns ---------------------------------------------
+
+    @property
+    def keeps_owned(self) -> bool:
+        """True: this rank keeps the rounding of a part of the mean, or has just made one."""
+        is_new = self.pending is not None and self.pending.owned_rounding is not None
+        return is_new or OWNED in self.memory
+
+    def owned_rounding(self, skipped: Tensor) -> Tensor:
+        """Return the rounding of this rank's part of the mean, as the next step will find it."""
+        kept, last = self.memory.get(OWNED), self.pending
+        if last is None or last.owned_rounding is None:
+            assert kept is not None, "this rank owns no part"
+            return kept
+        return torch.where(skipped, 0.0 if kept is None else kept, last.owned_rounding)
+
+    def owned_vector(self, skipped: Tensor) -> Tensor:
+        """Return `owned_rounding` as a vector of the bundle, zero outside of this rank's part."""
+        memory = self.memory
+        return spread_part(self.owned_rounding(skipped), memory.rank, memory.ranks, self.size)
+
+    def fold_owned(self, skipped: Tensor) -> None:
+        """Settle the last step, and move what this rank keeps of the mean into its residual.
+
+        The rounding counts once per rank in a sum of residuals, so it is multiplied by the ranks.
+        """
+        if self.keeps_owned:
+            self.settle(skipped)
+            self.u.add_(self.owned_vector(skipped), alpha=self.memory.ranks)
+            del self.memory[OWNED]
+
+    def _take_owned(self, skipped: Tensor) -> None:
+        if self.keeps_owned:
+            self.memory[OWNED] = self.owned_rounding(skipped)
+
+    def _owned_of_used(self, rounding: Tensor) -> Tensor:
+        """Return the new rounding without padding; of unused parameters the old one stays.
+
+        Their mean is thrown away, and padding has no mean. But codes like `sign` send something for
+        a zero.
+        """
+        derived, device = self.memory.derived, self.buffer.device
+        if "owned_places" not in derived:
+            places = owned_places(self.memory, self.size, self.slots, device)
+            derived["owned_places"] = places
+        rounding = torch.where(derived["owned_places"], rounding, 0.0)
+        if self._unused:
+            places = owned_places(self.memory, self.size, self._unused, device)
+            kept = self.memory.get(OWNED)
+            rounding = torch.where(places, 0.0 if kept is None else kept, rounding)
+        return rounding
 
     # --- between steps ------------------------------------------------------------------------
 
@@ -225,13 +289,16 @@ class Bundle:
         A residual that would become too large stays as it is. The next step is then not finite.
         """
         self.settle(skipped)
+        if OWNED in self.memory:
+            # In no message as it is, so it may not be changed in place.
+            self.memory[OWNED] = self.memory[OWNED] * factor
         if factor <= 1:
             self.buffer.mul_(factor)
             return
         largest = torch.linalg.vector_norm(self.buffer, float("inf"))
         worth = torch.full_like(largest, factor)
         fits = usable(largest * worth, largest)
-        self._note_finite(fits)
+        self.note_finite(fits)
         self.buffer.mul_(torch.where(fits, worth, 1))
 
     def reorder(self, old: Slot, new: Slot) -> None:

@@ -22,6 +22,7 @@ class Pending:
     masked: the indices at which momentum ends.
     forget: True without error feedback. Then nothing stays, even after a skipped step.
     withheld: (offset, residual) of each parameter that no rank used.
+    owned_rounding: the rounding that this rank keeps of its part of the mean; None without owners.
     """
 
     delivered: Delivered
@@ -30,6 +31,7 @@ class Pending:
     masked: Tensor | None = None
     forget: bool = False
     withheld: list[tuple[int, Tensor]] = field(default_factory=list)
+    owned_rounding: Tensor | None = None
 
     def settle(self, buffer: Tensor, skipped: Tensor) -> None:
         """Turn u into the residual, in place; `buffer` is u and one spare entry.

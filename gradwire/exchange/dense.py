@@ -1,5 +1,7 @@
 """Dense exchange: every rank sends every entry, in one all-reduce."""
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,9 @@ from gradwire.kernels import add_entries
 from gradwire.ranks.group import Group
 from gradwire.stages import stage
 from gradwire.types import Entries, Everything, Memory
+
+if TYPE_CHECKING:
+    from gradwire.plan.network import Leg, Network
 
 
 def dense(message: Message, u: Tensor, group: Group, memory: Memory) -> Outcome:
@@ -47,4 +52,9 @@ def dense_rounds(ranks: int) -> int:
     return 2 * (ranks - 1)
 
 
-EXCHANGE = Exchange(dense, dense_bytes, dense_rounds, ("fp32",), whole="fp32")
+def dense_legs(network: "Network", size: int, capacity: int, encoding: Encoding) -> "list[Leg]":
+    """Return the leg of one all-reduce."""
+    return [network.all_reduce(dense_bytes(network.workers, size, capacity, encoding))]
+
+
+EXCHANGE = Exchange(dense, dense_bytes, dense_rounds, ("fp32",), whole="fp32", legs=dense_legs)

@@ -31,12 +31,15 @@ class Outcome:
     ok: 0-d bool, False if some rank was not finite. Then nothing was delivered.
     leaked: fp64 [2], the energy that was lost and the energy that was chosen. Only an exchange that
     is exempt from the law has it.
+    owned_rounding: the rounding of this rank's part of the mean, which the rank keeps as its owner.
+    Only an exchange with `owns_parts` has it.
     """
 
     update: Tensor | None
     delivered: Delivered
     ok: Tensor
     leaked: Tensor | None = None
+    owned_rounding: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,8 @@ class Exchange(Registered):
     """The dtype of the values in an exchange that always sends all of u; empty for the others."""
     stochastic: bool = False
     """True: values may be rounded stochastically."""
+    owns_parts: bool = False
+    """True: ranks own parts of the mean, and keep the rounding of their part."""
     adds_u: bool = False
     """True: the exchange adds u itself where any rank chose, whatever values the message has."""
     legs: "Callable[[Network, int, int, Encoding], list[Leg]] | None" = None

@@ -1,4 +1,4 @@
-"""The parts of a vector that ranks own: blocks of 256 entries, dealt out in turn."""
+"""Entries of one rank, cut into the parts that ranks own."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -6,26 +6,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from gradwire.accumulate.owned import by_part, in_order
 from gradwire.encode.format import BLOCK
 from gradwire.types import Sparse
-
-
-def part_length(size: int, ranks: int) -> int:
-    """Return the entries of one part: whole blocks, and enough of them for `size` entries."""
-    return BLOCK * -(-size // (BLOCK * ranks))
-
-
-def by_part(flat: Tensor, ranks: int) -> Tensor:
-    """Return the entries by part [ranks, length]; zeros behind the last one."""
-    length = part_length(flat.numel(), ranks)
-    padded = flat.new_zeros(ranks * length)
-    padded[: flat.numel()] = flat
-    return padded.view(-1, ranks, BLOCK).transpose(0, 1).reshape(ranks, length)
-
-
-def in_order(parts: Tensor, size: int) -> Tensor:
-    """Return the `size` entries that `by_part` dealt out."""
-    return parts.view(len(parts), -1, BLOCK).transpose(0, 1).reshape(-1)[:size]
 
 
 def part_capacity(k: int, size: int, length: int, room: float) -> int:

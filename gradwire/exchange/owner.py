@@ -1,23 +1,18 @@
 """Owner: every part of the vector has an owner, who sends its mean back in a few bits."""
 
-import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from gradwire.accumulate.owned import OWNED, in_order, part_length
 from gradwire.encode import Encoding, Message, encode, nbytes
 from gradwire.encode.format import VALUES
 from gradwire.errors import ConfigError, unknown
 from gradwire.exchange.allgather import mean_of_gathered
 from gradwire.exchange.exchange import Exchange, Outcome
-from gradwire.exchange.owned_parts import (
-    cut_into_parts,
-    in_order,
-    part_capacity,
-    part_length,
-)
+from gradwire.exchange.owned_parts import cut_into_parts, part_capacity
 from gradwire.ranks.group import Group
 from gradwire.stages import stage
 from gradwire.types import Entries, Memory, Sparse
@@ -26,8 +21,6 @@ if TYPE_CHECKING:
     from gradwire.exchange.exchange import LocalTask, Received
     from gradwire.plan.network import Leg, Network
     from gradwire.plan.work import Work
-
-log = logging.getLogger("gradwire")
 
 _BACK, _ROOM = "int4", 1.125
 
@@ -49,9 +42,9 @@ def owner(
     4. All ranks gather the parts, so that every rank reads the same bytes.
 
     Blocks of 256 entries are dealt out to the parts in turn, so every part has its share of every
-    layer. What rank p keeps is d / P entries of its memory, and never in a residual. In the law it
-    counts P times: the sum of all u is P times the update, plus all residuals, plus P times the
-    growth of what owners keep.
+    layer. What rank p keeps is d / P entries beside its residual. In the law it counts P times: the
+    sum of all u is P times the update, plus all residuals, plus P times the growth of what owners
+    keep. Before a step without owners, such as a flush, it moves into the residual.
 
     The message for a part has room for `room` times an even share of the entries. Of more entries a
     run is sent that begins elsewhere in each step; the others stay in the residual.
@@ -68,37 +61,17 @@ def owner(
         mean, arrived = mean_of_gathered(rows[group.rank], received)
         assert mean is not None, "no target was given"
     with stage("encode"):
-        kept = _kept(memory, group, length, u)
-        answer = _encode_all(mean[:-1] + kept, arrived, back)
+        kept = memory.get(OWNED)
+        answer = _encode_all(mean[:-1] if kept is None else mean[:-1] + kept, arrived, back)
     gathered = group.all_gather(answer.buffer)
     with stage("decode"):
         means, ok = answer.unpack_all(gathered)
         values = u.new_zeros(size + 1)
         values[:size] = in_order(torch.stack([part.values for part in means]), size)
         update = torch.where(ok, values, float("nan"))
-        lost = answer.chosen.values - answer.delivered.values
-        memory[kept_name(group.rank, ranks)] = torch.where(ok, lost, kept)
+        rounding = answer.chosen.values - answer.delivered.values
         sent = parts.joined([row.delivered.values for row in rows])
-    return Outcome(update, Entries(sent), ok)
-
-
-def kept_name(rank: int, ranks: int) -> str:
-    """Return the key in memory of the rounding that a rank keeps.
-
-    It names the part, because the buffer of another number of ranks is of other entries.
-    """
-    return f"owner.kept.{rank}.{ranks}"
-
-
-def _kept(memory: Memory, group: Group, length: int, u: Tensor) -> Tensor:
-    """Return the rounding that this owner kept; zeros at first."""
-    name = kept_name(group.rank, group.size)
-    if stale := [key for key in memory if key.startswith("owner.kept.") and key != name]:
-        log.warning("owner: the rounding kept by another number of ranks is dropped")
-        for key in stale:
-            del memory[key]
-    kept = memory.get(name)
-    return u.new_zeros(length) if kept is None else kept
+    return Outcome(update, Entries(sent), ok, owned_rounding=rounding)
 
 
 def _next_step(memory: Memory, u: Tensor) -> Tensor:
@@ -179,6 +152,7 @@ EXCHANGE = Exchange(
     owner_bytes,
     owner_rounds,
     check=owner_check,
+    owns_parts=True,
     legs=owner_legs,
     received=owner_received,
     work=owner_work,

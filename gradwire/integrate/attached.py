@@ -7,7 +7,7 @@ in that step keeps its residual, so the flush is repeated a few times. Then the 
 import logging
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 import torch.distributed as dist
@@ -64,6 +64,12 @@ class Attached(State):
         """
         self.flush()
         self.detaching = True
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Take over a checked state; if this wire is to leave, what it brings is sent first."""
+        super().restore(saved)
+        if self.detaching:
+            self.detach()
 
     def finish_flush(self) -> bool:
         """Return True if the last step has sent all residuals; else let the next step flush again.

@@ -81,28 +81,24 @@ def refuse_unsupported(ddp: DistributedDataParallel) -> None:
 
 
 def refuse_optimizer(optimizer: object, scaler: object) -> None:
-    """Raise AttachError unless a scaler is given and the optimiser's steps can be observed."""
-    if scaler is None:
-        raise AttachError("optimizer says which steps of a GradScaler count: give scaler= too")
-    if not isinstance(optimizer, Optimizer) or not takes_step_hooks(optimizer):
+    """Raise AttachError for what is no optimiser, or one whose steps a scaler cannot observe."""
+    if not isinstance(optimizer, Optimizer) or not (scaler is None or takes_step_hooks(optimizer)):
         raise AttachError(
-            f"optimizer must be the torch.optim.Optimizer that scaler.step calls, got "
-            f"{type(optimizer).__name__}: give the one inside a wrapper"
+            f"optimizer must be the torch.optim.Optimizer that steps, or that scaler.step calls, "
+            f"got {type(optimizer).__name__}: give the one inside a wrapper"
         )
 
 
-def refuse_for_local_steps(model: object, optimizer: object) -> list[Optimizer]:
-    """Return the optimisers; raise AttachError for what local steps cannot serve."""
+def refuse_for_local_steps(
+    model: object, optimizer: object, has_islands: bool = False
+) -> list[Optimizer]:
+    """Return the optimisers; raise AttachError for what local steps cannot serve.
+
+    has_islands: replicate_group was given.
+    """
     if not isinstance(model, nn.Module):
         raise AttachError(f"local_steps needs a torch.nn.Module, got {type(model).__name__}")
-    for module in model.modules():
-        if isinstance(module, DistributedDataParallel):
-            raise AttachError(
-                "local_steps got a DistributedDataParallel model, which averages every step: pass "
-                "the plain model"
-            )
-        if type(module).__name__ == "FullyShardedDataParallel":
-            raise AttachError("local_steps got a sharded model (FSDP1): pass the plain model")
+    sharded = _refuse_wrappers(model, has_islands)
     given = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
     optimizers = [each for each in given if isinstance(each, Optimizer)]
     if len(optimizers) < len(given) or not given:
@@ -115,14 +111,51 @@ def refuse_for_local_steps(model: object, optimizer: object) -> list[Optimizer]:
     if not trained:
         raise AttachError("the model has no parameter that needs a gradient")
     for name, parameter in trained.items():
-        sharded = hasattr(parameter, "placements")
-        if sharded or parameter.dtype not in DTYPES:
-            kind = "sharded" if sharded else str(parameter.dtype)
+        is_part = hasattr(parameter, "placements") and not sharded
+        if is_part or parameter.dtype not in DTYPES:
+            kind = "sharded" if is_part else str(parameter.dtype)
             raise AttachError(f"{name} is {kind}: local_steps takes whole fp32, bf16 or fp16 ones")
     if len({p.device for p in trained.values()}) > 1:
         raise AttachError("the parameters are on several devices; a replica must be on one")
     _refuse_owners(model, optimizers)
     return optimizers
+
+
+def _refuse_wrappers(model: nn.Module, has_islands: bool) -> bool:
+    """Raise AttachError for a wrapper that cannot be, or that lacks its islands.
+
+    Return True if fully_shard was called on the model, whose shards are then all there.
+    """
+    outer, sharded = uncompiled(model), is_sharded(model)
+    for module in model.modules():
+        if isinstance(module, DistributedDataParallel) and (module is not outer or sharded):
+            raise AttachError(
+                "local_steps got a model with a DistributedDataParallel module inside: wrap the "
+                "whole model in an island, or nothing"
+            )
+        if type(module).__name__ == "FullyShardedDataParallel":
+            raise AttachError("local_steps got a sharded model (FSDP1): pass the plain model")
+    wrapped = isinstance(outer, DistributedDataParallel)
+    if wrapped and not has_islands:
+        raise AttachError(
+            "local_steps got a DistributedDataParallel model, which averages every step: pass the "
+            "plain model, or replicate_group=... for islands of DDP"
+        )
+    if sharded and not has_islands:
+        raise AttachError(
+            "local_steps got a sharded model without replicate_group: give "
+            'mesh["replicate"].get_group(), the axis that fully_shard did not cut'
+        )
+    if has_islands and not (sharded or wrapped):
+        raise AttachError(
+            "replicate_group is for a model in fully_shard or DistributedDataParallel: for a plain "
+            "model give group="
+        )
+    if sharded:
+        from gradwire.integrate.local_steps.shards import refuse_shards
+
+        refuse_shards(model)
+    return sharded
 
 
 def _refuse_owners(model: nn.Module, optimizers: list[Optimizer]) -> None:

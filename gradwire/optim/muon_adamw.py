@@ -14,6 +14,8 @@ from torch.optim.adamw import adamw as adamw_step
 from gradwire.errors import ConfigError
 from gradwire.optim.newton_schulz import batches, orthogonalise
 from gradwire.optim.roles import Cut, Roles, Split
+from gradwire.optim.shards import cut_out, gather_whole, needs_gathering
+from gradwire.torch_internals import local_of
 
 _FUSED_ON = ("cuda", "cpu")
 """Devices on which torch has AdamW as one kernel."""
@@ -96,14 +98,13 @@ class MuonAdamW(Optimizer):
 
     This is torch.optim.Muon with adjust_lr_fn="match_rms_adamw", for all matrices of one shape at
     once. State and groups are plain, so schedulers, checkpoints and GradScaler work as with torch.
+
+    Of a model in fully_shard every rank keeps its shard of the state. The matrices are gathered in
+    bf16 for NS, inside the island, because NS needs whole matrices.
     """
 
     def __init__(self, groups: Sequence[dict[str, Any]], lr: float, weight_decay: float) -> None:
         super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
-        for group in self.param_groups:
-            for name, p in zip(group["param_names"], group["params"], strict=True):
-                if hasattr(p, "placements"):
-                    raise ConfigError(f"{name} is sharded: muon needs whole matrices")
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -128,14 +129,22 @@ class MuonAdamW(Optimizer):
         weights: list[Tensor] = []
         gradients: list[Tensor] = []
         moments: list[Tensor] = []
+        sharded: list[Tensor] = []
         for p in parameters:
             assert p.grad is not None, "step leaves these out"
             if not self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-            moment = self.state[p]["momentum_buffer"]
-            moment.lerp_(p.grad, 1 - beta)
-            p.mul_(1 - lr * decay)
-            for matrices, tensor in ((weights, p), (gradients, p.grad), (moments, moment)):
+            moment, gradient = local_of(self.state[p]["momentum_buffer"]), local_of(p.grad)
+            moment.lerp_(gradient, 1 - beta)
+            local_of(p).mul_(1 - lr * decay)
+            if needs_gathering(p):
+                sharded.append(p)
+                continue
+            for matrices, tensor in (
+                (weights, local_of(p)),
+                (gradients, gradient),
+                (moments, moment),
+            ):
                 matrices += _matrices(tensor, group["cut"])
         for places in batches(weights):
             first = weights[places[0]]
@@ -144,9 +153,29 @@ class MuonAdamW(Optimizer):
             for i, into in zip(places, stacked, strict=True):
                 # Nesterov's momentum, rounded on its way.
                 torch.lerp(gradients[i], moments[i], beta, out=into)
-            rate = 0.2 * math.sqrt(max(first.shape)) * lr
             for i, update in zip(places, orthogonalise(stacked), strict=True):
-                weights[i].add_(update, alpha=-rate)
+                weights[i].add_(update, alpha=-_rate(first, lr))
+        for places in batches(sharded):
+            self._sharded_step([sharded[i] for i in places], group)
+
+    def _sharded_step(self, parameters: list[Tensor], group: Mapping[str, Any]) -> None:
+        """Take Muon's step with shards: every rank of an island gathers the matrices, in bf16."""
+        whole = []
+        for p in parameters:
+            assert p.grad is not None, "step leaves these out"
+            gradient, moment = local_of(p.grad), local_of(self.state[p]["momentum_buffer"])
+            mine = torch.empty_like(gradient, dtype=torch.bfloat16)
+            torch.lerp(gradient, moment, group["momentum"], out=mine)
+            whole.append(gather_whole(mine, p))
+        matrices = [matrix for tensor in whole for matrix in _matrices(tensor, group["cut"])]
+        moves = [torch.empty_like(tensor, dtype=torch.float32) for tensor in whole]
+        parts = [part for tensor in moves for part in _matrices(tensor, group["cut"])]
+        for places in batches(matrices):
+            updates = orthogonalise(torch.stack([matrices[i] for i in places]))
+            for i, update in zip(places, updates, strict=True):
+                torch.mul(update, -_rate(update, float(group["lr"])), out=parts[i])
+        for p, move in zip(parameters, moves, strict=True):
+            local_of(p).add_(cut_out(move, p))
 
     def _adamw_step(self, parameters: list[Tensor], group: Mapping[str, Any]) -> None:
         for p in parameters:
@@ -159,10 +188,10 @@ class MuonAdamW(Optimizer):
                 }
         states = [self.state[p] for p in parameters]
         adamw_step(
-            parameters,
-            [p.grad for p in parameters if p.grad is not None],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
+            [local_of(p) for p in parameters],
+            [local_of(p.grad) for p in parameters if p.grad is not None],
+            [local_of(state["exp_avg"]) for state in states],
+            [local_of(state["exp_avg_sq"]) for state in states],
             [],
             [state["step"] for state in states],
             fused=group["fused"],
@@ -189,6 +218,11 @@ class MuonAdamW(Optimizer):
                 alike[key] = alike.get(key, 0) + 1
             lines += [f"    {n} x {name} {list(shape)}" for (name, shape), n in alike.items()]
         return "\n".join(lines)
+
+
+def _rate(matrix: Tensor, lr: float) -> float:
+    """Return the learning rate with which an orthogonal matrix has the size of AdamW's updates."""
+    return 0.2 * math.sqrt(max(matrix.shape)) * lr
 
 
 def _matrices(tensor: Tensor, cut: Cut | None) -> Sequence[Tensor]:

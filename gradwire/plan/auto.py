@@ -12,8 +12,9 @@ from gradwire.errors import ConfigError
 from gradwire.exchange import EXCHANGES
 from gradwire.plan.measure import measure_link, measure_machine, node_count
 from gradwire.plan.network import Network, show_link
-from gradwire.plan.planner import plan_for
+from gradwire.plan.planner import Question, plan_for
 from gradwire.plan.recommend import Recommendation
+from gradwire.plan.show import show_seconds
 from gradwire.plan.ways import ENCODINGS
 from gradwire.plan.workload import by_shapes
 from gradwire.ranks.group import uncounted
@@ -40,6 +41,8 @@ class Auto:
 
     def __init__(self, bounds: Mapping[str, Any]) -> None:
         self.bounds = dict(bounds)
+        self.before_adam = False
+        """True: an optimiser like Adam was seen, so that nothing sparse is chosen."""
         self._clock: Clock | None = None
         self._marks: list[dict[str, Mark]] = []
 
@@ -86,21 +89,25 @@ class Auto:
         self, state: "State", seconds: float, rate: float, latency: float
     ) -> dict[str, Any]:
         bounds, ranks = self.bounds, state.group.size
-        load = by_shapes([s.shape for s in reversed(state.slots)], "this model", seconds)
+        shapes = [s.shape for s in reversed(state.slots)]
+        load = by_shapes(shapes, "this model", seconds, "adamw" if self.before_adam else "sgd")
         network = Network(ranks, node_count(ranks), rate, latency)
         exchange = bounds.get("exchange", "")
         encodings = [(bounds.get("values", "fp32"), bounds.get("indices", "int32"))]
         density = bounds.get("density", ())
         least = density or bounds.get("min_density", _MIN_DENSITY)
+        # Only what leaves the optimiser alone: neither recipes nor PyTorch's own hooks.
         recommendation = plan_for(
             load,
             measure_machine(state.device),
             network,
-            [f"topk/{exchange}" if exchange else "topk"],
-            density,
-            least,
-            bounds.get("bundle_mb"),
-            encodings if {"values", "indices"} & bounds.keys() else ENCODINGS,
+            Question(
+                [f"topk/{exchange}" if exchange else "topk"],
+                density,
+                least,
+                bounds.get("bundle_mb"),
+                encodings if {"values", "indices"} & bounds.keys() else ENCODINGS,
+            ),
         ).recommendation
         reason = _reason(recommendation, seconds, rate, latency)
         return {"fields": recommendation.fields, "reason": reason}
@@ -124,8 +131,8 @@ def split_bounds(fields: Mapping[str, Any]) -> tuple[Auto, dict[str, Any]]:
 
 def _reason(recommendation: Recommendation, seconds: float, rate: float, latency: float) -> str:
     measured = (
-        f"measured: {1e3 * seconds:.3g} ms of computing a step, {show_link(rate)} and "
-        f"{1e6 * latency:.3g} us between ranks; "
+        f"measured: {show_seconds(seconds)} of computing per step, {show_link(rate)} and "
+        f"{show_seconds(latency)} between ranks; "
     )
     return measured + recommendation.reason
 

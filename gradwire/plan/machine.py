@@ -1,7 +1,7 @@
 """Speed of one worker: its memory, its arithmetic, and the fixed cost of a bundle."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gradwire.errors import unknown
 
@@ -38,6 +38,8 @@ class Costs:
     matrix: tuple[float, float]
     fill: float = 1.0
     merging: float = 0.0
+    extra: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Nanoseconds that a code of values adds for an entry, to encode and to decode."""
     agrees: bool = False
     """True: ranks compare the name and size of a message before each exchange, as on Gloo."""
 
@@ -70,12 +72,16 @@ CUDA = Costs(
     matrix=(2e-4, 4e-4),
     fill=1 / 3,
     merging=1.3e-3,
+    extra={"sign": (0.026, 0.018)},
 )
 """One H200: benchmarks/results/methods_202611.md. micro, exdyna and deft are from
 studies_202611.md, as one worker at 150 M entries.
 
 Merging and sketches are from 138 M entries there; a table that fits in the cache takes half of
 that. The time of a merge is from one row of gtopk in plan_202611.md.
+
+`extra` was not measured on a GPU. Signs have no kernel: it is the 112 and 76 bytes that torch's
+operations in encode/values.py move for an entry, at the reference bandwidth.
 """
 
 CPU = Costs(
@@ -104,12 +110,14 @@ CPU = Costs(
     merge=50.0,
     sketch=30.0,
     matrix=(5e-5, 7e-5),
+    extra={"sign": (6.0, 10.0), "two-bit": (60.0, 15.0)},
     agrees=True,
 )
 """A core of an AMD EPYC: benchmarks/results/methods_202611.md.
 
 The costs that depend on the density, merging and sketches are from two ranks at 50 Mbit/s, in
-benchmarks/results/plan_202611.md.
+benchmarks/results/plan_202611.md. `extra` is what signs and two bits take longer than bf16 on one
+thread, for 2 million entries of which a sixth to a half are sent (19 November 2026).
 """
 
 
@@ -120,14 +128,20 @@ class Machine:
     bandwidth: bytes per second that `e.add_(g)` reaches.
     flops: the rate sustained in training, in the precision people train in. Of all numbers here it
     is the roughest, because it depends on the network.
+    matmul: the rate sustained in training transformers, and in products of large matrices.
     """
 
     name: str
     bandwidth: float
     flops: float
     costs: Costs = CUDA
+    matmul: float = 0.0
     has_spare_core: bool = False
     """True: the worker's local work has a core for itself, beside the backward pass."""
+
+    def __post_init__(self) -> None:
+        if not self.matmul:
+            object.__setattr__(self, "matmul", self.flops)
 
     @property
     def bundle(self) -> float:
@@ -150,30 +164,35 @@ class Machine:
         return self.floor(entries) * min(passes, costs.most)
 
 
-def _gpu(name: str, memory: float, teraflops: float) -> Machine:
+_SUSTAINED = 0.4
+"""The share of the bf16 peak that training reaches: 38 to 43 % for Llama 3 on H100 (Meta, 2024)."""
+
+
+def _gpu(name: str, memory: float, teraflops: float, peak: float = 0.0) -> Machine:
     """Return a machine with 0.9 of the data sheet's memory bandwidth (GB/s).
 
-    `e.add_(g)` gets that share on an H200.
+    `e.add_(g)` gets that share on an H200. peak: the data sheet's dense TFLOP/s in bf16.
     """
-    return Machine(name, 0.9e9 * memory, 1e12 * teraflops)
+    matmul = max(teraflops, _SUSTAINED * peak)
+    return Machine(name, 0.9e9 * memory, 1e12 * teraflops, matmul=1e12 * matmul)
 
 
 MACHINES: dict[str, Machine] = {
     m.name: m
     for m in (
         _gpu("t4", 320, 10),
-        _gpu("v100", 900, 6.8),
+        _gpu("v100", 900, 6.8, 125),
         _gpu("a10g", 600, 20),
-        _gpu("a100", 1555, 50),
-        _gpu("a100-80gb", 2039, 50),
-        _gpu("l4", 300, 18),
-        _gpu("l40s", 864, 50),
-        _gpu("rtx3090", 936, 20),
-        _gpu("rtx4090", 1008, 40),
-        _gpu("h100", 3350, 91),
-        _gpu("h200", 4800, 91),
-        _gpu("b200", 8000, 180),
-        Machine("cpu", 36.6e9, 0.04e12, CPU),
+        _gpu("a100", 1555, 50, 312),
+        _gpu("a100-80gb", 2039, 50, 312),
+        _gpu("l4", 300, 18, 121),
+        _gpu("l40s", 864, 50, 362),
+        _gpu("rtx3090", 936, 20, 71),
+        _gpu("rtx4090", 1008, 40, 165),
+        _gpu("h100", 3350, 91, 989),
+        _gpu("h200", 4800, 91, 989),
+        _gpu("b200", 8000, 180, 2250),
+        Machine("cpu", 36.6e9, 0.04e12, CPU, matmul=0.2e12),
     )
 }
 """Machines by name, with the memory bandwidth of the data sheet.
@@ -182,6 +201,8 @@ The teraflops of two machines are measured; the others are scaled from these by 
 - v100: fp32, from Table 2 of Shi et al. (2019). 6.8 for AlexNet, ResNet-50 and Inception-V4; 10.6
   for VGG-16.
 - h200: bf16 autocast. 91 for ResNet-50, 282 for VGG-16 and 77 for AlexNet.
+
+A CPU's products are those of one core of an AMD EPYC in bf16: Newton-Schulz of 384 to 3072 columns.
 """
 
 

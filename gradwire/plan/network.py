@@ -10,9 +10,9 @@ GOODPUT = 0.956
 """The share of a link's rate that TCP delivers; the rest is headers. Measured in the lab."""
 LATENCY = 50e-6
 """Seconds of latency between nodes, unless the user knows better."""
-LOCAL_RATE, _LOCAL_LATENCY = 200e9, 10e-6
+INNER_RATE, _INNER_LATENCY = 200e9, 10e-6
 """Bits per second and seconds of latency inside a node: PCIe, for nodes without NVLink."""
-FASTEST = 3200 * UNITS["g"]
+FASTEST = 20_000 * UNITS["g"]
 """The fastest link, in bits per second."""
 
 
@@ -22,11 +22,13 @@ class Leg:
 
     share: how many times these bytes go through the link of a node. If each rank is a node, the
     link is the rank's. 0: the bytes stay inside the node.
+    crossing: how many of the rounds wait for another node; None for all of them.
     """
 
     bytes: float
     rounds: int
     share: float = 1.0
+    crossing: int | None = None
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,8 @@ class Network:
     nodes: int
     rate: float
     latency: float = LATENCY
-    local_rate: float = LOCAL_RATE / 8
-    local_latency: float = _LOCAL_LATENCY
+    local_rate: float = INNER_RATE / 8
+    local_latency: float = _INNER_LATENCY
 
     def __post_init__(self) -> None:
         _check_count("workers", self.workers)
@@ -68,7 +70,22 @@ class Network:
         inside = leg.rounds * self.local_latency + leg.bytes / self.local_rate
         if not leg.share or self.nodes == 1:
             return inside
-        return max(inside, leg.rounds * self.latency + leg.bytes * leg.share / self.rate)
+        crossing = leg.rounds if leg.crossing is None else leg.crossing
+        waiting = crossing * self.latency + (leg.rounds - crossing) * self.local_latency
+        return max(inside, waiting + leg.bytes * leg.share / self.rate)
+
+    def all_reduce(self, sent: float) -> Leg:
+        """Return a leg for NCCL's sum over all ranks, of which each sends `sent` bytes.
+
+        Among ranks with a link each it is a ring. Nodes of several ranks add up inside first, so
+        that a node's link carries 2 (m - 1) / m of the vector, of m nodes, and not 2 (P - 1) / P.
+        NCCL's trees come near that; its ring needs up to twice as much.
+        """
+        rounds, others = 2 * (self.workers - 1), self.workers - 1
+        if self.local == 1 or self.nodes == 1:
+            return self.ring(sent, rounds)
+        share = (self.nodes - 1) * self.local / others
+        return Leg(sent, rounds, share, 2 * (self.nodes - 1))
 
     def ring(self, size: float, rounds: int) -> Leg:
         """Return a leg around all ranks, node by node.

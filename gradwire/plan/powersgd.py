@@ -23,7 +23,8 @@ _Shapes = Sequence[Sequence[int]]
 
 def powersgd_rank(method: str) -> int:
     """Return 4 for powersgd-4; 0 for other methods."""
-    return int(method.removeprefix(_PREFIX)) if method.startswith(_PREFIX) else 0
+    rank = method.removeprefix(_PREFIX)
+    return int(rank) if method.startswith(_PREFIX) and rank.isdecimal() else 0
 
 
 def split_shapes(shapes: _Shapes, rank: int) -> tuple[int, int, int, int]:
@@ -41,10 +42,10 @@ def split_shapes(shapes: _Shapes, rank: int) -> tuple[int, int, int, int]:
 
 
 def powersgd_legs(shapes: _Shapes, rank: int, network: Network) -> list[Leg]:
-    """Return three all-reduces around a ring."""
+    """Return three all-reduces."""
     rounds = 2 * (network.workers - 1)
     sent = [4 * n * rounds / network.workers for n in split_shapes(shapes, rank)[:3]]
-    return [network.ring(size, rounds) for size in sent] if rounds else []
+    return [network.all_reduce(size) for size in sent] if rounds else []
 
 
 def powersgd_work(shapes: _Shapes, rank: int, device: Machine) -> Work:

@@ -10,31 +10,60 @@ from gradwire.compress import METHODS
 from gradwire.encode import Encoding
 from gradwire.exchange import EXCHANGES
 from gradwire.plan.machine import Machine
-from gradwire.plan.network import Network
-from gradwire.plan.powersgd import powersgd_legs, powersgd_rank, powersgd_work
+from gradwire.plan.network import Leg, Network
+from gradwire.plan.outside import find_outside
+from gradwire.plan.rounds import OUTER_PASSES, muon_seconds
 from gradwire.plan.work import BundleTask, Work, bundle_work
 from gradwire.plan.workload import BACKWARD, PlannedBundle, Workload
 
 PARTS = ("compute", "compress", "encode", "exchange", "decode", "hidden")
+_LOCAL_PARTS = ("compress", "encode", "decode")
 _AGREE = 24
 """The bytes of the round in which Gloo's ranks compare the next message's name and size."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """Way of exchanging gradients. Without an exchange it is PyTorch's: powersgd-4, for example."""
+    """Way of exchanging gradients. Without an exchange it is PyTorch's: powersgd-4, for example.
+
+    recipe: the recipe that these settings are, if they are one.
+    every: the inner steps between exchanges; 1 for gradients at every step.
+    """
 
     method: str
     exchange: str
     values: str = "fp32"
     indices: str = "int32"
     density: float = 1.0
+    recipe: str = ""
+    every: int = 1
 
     @property
     def name(self) -> str:
+        """The name by which `methods` takes it, and the recipe's name for a recipe."""
+        if self.recipe:
+            return self.recipe + ("/owner" if self.exchange == "owner" else "")
         if not self.exchange:
             return self.method
         return self.exchange if self.method == "dense" else f"{self.method}/{self.exchange}"
+
+    @property
+    def label(self) -> str:
+        """The name for people."""
+        outside = find_outside(self.method)
+        if outside is not None:
+            return outside.label
+        if self.every > 1:
+            return f"{self.name}, every {self.every} steps"
+        if self.recipe:
+            return f"{self.name} (recipe)"
+        return f"{self.name} (gradwire)" if self.method == "dense" else self.name
+
+    @property
+    def sends_all(self) -> bool:
+        """True: nothing is left out, and the loss is that of training without compression."""
+        outside = find_outside(self.method)
+        return self.method == "dense" if outside is None else not outside.rank
 
     @property
     def encoding(self) -> Encoding:
@@ -44,14 +73,17 @@ class Way:
     @property
     def encoding_name(self) -> str:
         """The encoding of the entries, in a word."""
-        if self.method == "dense" or not self.exchange:
-            return EXCHANGES[self.exchange].whole if self.exchange else "fp32"
+        outside = find_outside(self.method)
+        if outside is not None:
+            return outside.travels
+        if self.method == "dense":
+            return EXCHANGES[self.exchange].whole
         return f"{self.values}+{self.encoding.indices}"
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Seconds of a step, and their parts.
+    """Seconds of a step, and their parts; with local steps the mean over whole rounds.
 
     seconds = compute + compress + encode + exchange + decode - hidden.
     bytes: the bytes that leave one worker in a step.
@@ -79,7 +111,11 @@ class Prediction:
         """Return plain values for JSON."""
         way = asdict(self.way) | {"encoding": self.way.encoding_name}
         parts = {part: getattr(self, part) for part in PARTS}
-        sizes = {"bytes": self.bytes, "bundles": self.bundles, "bundle_mb": self.bundle_mb}
+        sizes: dict[str, Any] = {
+            "bytes": self.bytes,
+            "bundles": self.bundles,
+            "bundle_mb": self.bundle_mb,
+        }
         efficiency = self.compute / self.seconds if self.seconds else 1.0
         return way | {"seconds": self.seconds, "efficiency": efficiency, "parts": parts} | sizes
 
@@ -101,38 +137,72 @@ def predict(
     """
     bundles = load.bundles(bundle_mb)
     costs = [_bundle_cost(way, bundle, device, network) for bundle in bundles]
+    if way.every > 1:
+        return _predict_rounds(way, load, device, bundle_mb, costs)
     works, nets, sent = zip(*costs, strict=True)
     if measured_work is not None:
         works = tuple(
             measured_work.part(bundle.size / sum(p.size for p in bundles)) for bundle in bundles
         )
+    ahead = [leg for bundle in bundles for leg in _forward_legs(way, bundle, network)]
     end = _schedule(
-        load.seconds, [bundle.share for bundle in bundles], works, nets, device.has_spare_core
-    )
-    sums = [sum(getattr(w, part) for w in works) for part in ("compress", "encode", "decode")]
-    hidden = load.seconds + sum(sums) + sum(nets) - end
+        load.seconds, sum(map(network.seconds, ahead)), [bundle.share for bundle in bundles],
+        works, nets, device.has_spare_core,
+    )  # fmt: skip
+    sums = [sum(getattr(w, part) for w in works) for part in _LOCAL_PARTS]
+    exchange = sum(nets) + sum(map(network.seconds, ahead))
     return Prediction(
-        way, end, load.seconds, sums[0], sums[1], sum(nets), sums[2], hidden, sum(sent),
+        way, end, load.seconds, sums[0], sums[1], exchange, sums[2],
+        load.seconds + sum(sums) + exchange - end, sum(sent) + sum(leg.bytes for leg in ahead),
         len(bundles), bundle_mb,
     )  # fmt: skip
 
 
-def _bundle_cost(
-    way: Way, bundle: PlannedBundle, device: Machine, network: Network
-) -> tuple[Work, float, float]:
-    """Return (local work, seconds on the network, bytes that leave a rank) of one bundle."""
-    rank = powersgd_rank(way.method)
-    if not rank:
+_BundleCost = tuple[Work, float, float]
+"""Local work, seconds on the network, bytes that leave a rank."""
+
+
+def _predict_rounds(
+    way: Way, load: Workload, device: Machine, bundle_mb: float, costs: Sequence[_BundleCost]
+) -> Prediction:
+    """Return the mean step of a round: `every` steps alone, and one exchange that nothing hides.
+
+    An optimiser other than Muon is replaced by Muon, whose products then come on top.
+    """
+    compute = load.seconds
+    if load.optimizer != "muon":
+        compute += muon_seconds(load.shapes, device)
+    works, nets, sent = zip(*costs, strict=True)
+    outer = OUTER_PASSES * device.floor(load.entries)
+    compress, encode, decode = (
+        sum(getattr(w, part) for w in works) / way.every for part in _LOCAL_PARTS
+    )
+    decode += outer / way.every
+    net = sum(nets) / way.every
+    total = compute + compress + encode + net + decode
+    return Prediction(
+        way, total, compute, compress, encode, net, decode, 0.0, sum(sent) / way.every,
+        len(costs), bundle_mb,
+    )  # fmt: skip
+
+
+def _forward_legs(way: Way, bundle: PlannedBundle, network: Network) -> list[Leg]:
+    """Return what a bundle sends beside the forward pass: only FSDP's parameters."""
+    outside = find_outside(way.method)
+    return outside.forward(bundle, network) if outside is not None and outside.forward else []
+
+
+def _bundle_cost(way: Way, bundle: PlannedBundle, device: Machine, network: Network) -> _BundleCost:
+    outside = find_outside(way.method)
+    if outside is None:
         return _cost_by_size(way, bundle.entries, bundle.size, device, network)
-    legs = powersgd_legs(bundle.shapes, rank, network)
+    legs = outside.legs(bundle, network)
     net = sum(map(network.seconds, legs))
-    return powersgd_work(bundle.shapes, rank, device), net, float(sum(leg.bytes for leg in legs))
+    return outside.work(bundle, device), net, float(sum(leg.bytes for leg in legs))
 
 
 @lru_cache(maxsize=1 << 16)
-def _cost_by_size(
-    way: Way, real: int, size: int, device: Machine, network: Network
-) -> tuple[Work, float, float]:
+def _cost_by_size(way: Way, real: int, size: int, device: Machine, network: Network) -> _BundleCost:
     """Return the same for an exchange of gradwire, which needs only the bundle's size."""
     task = _task_for(way, real, size, network)
     exchange = EXCHANGES[task.exchange]
@@ -161,13 +231,17 @@ def _task_for(way: Way, real: int, size: int, network: Network) -> BundleTask:
 
 def _schedule(
     seconds: float,
+    ahead: float,
     shares: Sequence[float],
     works: Sequence[Work],
     nets: Sequence[float],
     has_spare_core: bool,
 ) -> float:
-    """Return the seconds at which the step ends: the backward pass, or the last bundle."""
-    device, network_free = (1 - BACKWARD) * seconds, 0.0
+    """Return the seconds at which the step ends: the backward pass, or the last bundle.
+
+    ahead: seconds on the network beside the forward pass.
+    """
+    device, network_free = max(ahead, (1 - BACKWARD) * seconds), 0.0
     for share, local_work, net in zip(shares, works, nets, strict=True):
         # A bundle starts when its gradients are there and the bundle before it is exchanged.
         device += BACKWARD * seconds * share

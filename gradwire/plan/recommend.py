@@ -1,53 +1,94 @@
-"""Recommendation: the choice among the predictions, and its reason."""
+"""Recommendation: the choice among the predictions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gradwire.plan.network import FASTEST, GOODPUT, show_link
+from gradwire.plan.accuracy import allows_topk, is_recommendable, loss_class
+from gradwire.plan.network import FASTEST, GOODPUT
 from gradwire.plan.predict import Prediction
 from gradwire.plan.rate import SLOWEST
+from gradwire.plan.reason import reason_against, reason_for
 from gradwire.plan.ways import BEST, preference
+from gradwire.plan.workload import Workload
+from gradwire.recipes import LOCAL_RECIPES
 
 _WORTH = 0.95
-"""The share of the dense step that a compressed step may take at most.
+"""The share of the fastest uncompressed step that a compressed step may take at most.
 
 Compressing must save a twentieth of the step, because it costs memory and may cost accuracy.
 """
 _ALIKE = 1.05
 """Of the ways within a twentieth of the fastest, the one that loses least is taken."""
+_ALIKE_ROUNDS = 1.25
+"""The same for local steps, because longer rounds cost more of the loss than other choices do."""
+_LINE = 88
+"""The longest line of code."""
 _LOSSES = {"fp32": 0, "bf16": 1, "fp16": 2, "int8": 3, "int4": 4, "two-bit": 5, "sign": 6}
 """The order of the encodings of values by their loss."""
-_EXACT = 0.01
-"""Below this density the papers and the README's tables show a loss of accuracy."""
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """Recommended way of exchanging; method "dense" means: do not compress.
+    """Recommended way of exchanging, which may be not to compress.
 
+    dense: the fastest way that sends everything, PyTorch's or gradwire's.
     changes_at: the link, in payload bytes per second, at which the answer changes. None: it never
     does.
     """
 
     prediction: Prediction
+    dense: Prediction
     reason: str
     changes_at: float | None
 
     @property
     def compresses(self) -> bool:
         """True: the recommended way compresses."""
-        return self.prediction.way.method != "dense"
+        return not self.prediction.way.sends_all
+
+    @property
+    def recipe(self) -> str:
+        """The recipe that is recommended; "" for none."""
+        return self.prediction.way.recipe
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The fields of Config for the recommended way."""
+        """The fields for `attach`, or for `local_steps` if the recipe is one of local steps."""
         p = self.prediction
         way = p.way
+        if way.recipe:
+            owner = {"exchange": "owner"} if way.name != way.recipe else {}
+            return {"recipe": way.recipe, **owner, "bundle_mb": p.bundle_mb}
+        if not self.compresses:
+            exchange = way.exchange or "dense"
+            return {"method": "dense", "exchange": exchange, "bundle_mb": p.bundle_mb}
         fields: dict[str, Any] = {"method": way.method, "exchange": way.exchange}
-        if self.compresses:
-            fields |= {"values": way.values, "indices": way.indices, "density": way.density}
+        fields |= {"values": way.values, "indices": way.indices, "density": way.density}
         return fields | {"bundle_mb": p.bundle_mb}
+
+    @property
+    def code(self) -> list[str]:
+        """The lines of Python that do it; none if plain PyTorch is best."""
+        way = self.prediction.way
+        fields = [
+            f'{name}="{value}"' if isinstance(value, str) else f"{name}={value:g}"
+            for name, value in self.fields.items()
+        ]
+        if way.recipe in LOCAL_RECIPES:
+            return [
+                "optimizer = gradwire.optim.muon(model, lr=...)",
+                f"local = gradwire.local_steps(model, optimizer, {', '.join(fields)})",
+                "local.step()  # after optimizer.step(), at every step",
+            ]
+        if way.sends_all and not way.exchange:
+            hook = "ddp.register_comm_hook(None, default_hooks.bf16_compress_hook)"
+            return [hook] if way.method == "bf16-hook" else []
+        call = f"wire = gradwire.attach(ddp, {', '.join(fields)})"
+        if len(call) <= _LINE:
+            return [call]
+        halves = (", ".join(fields[:3]), ", ".join(fields[3:]))
+        return ["wire = gradwire.attach(", "    ddp,", *(f"    {half}," for half in halves), ")"]
 
     def asdict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -56,14 +97,17 @@ class Recommendation:
         return {
             "method": p.way.method,
             "exchange": p.way.exchange,
+            "recipe": p.way.recipe,
             "encoding": p.way.encoding_name,
             "density": p.way.density,
             "values": p.way.values,
             "indices": p.way.indices,
             "bundle_mb": p.bundle_mb,
             "seconds": p.seconds,
+            "uncompressed_seconds": self.dense.seconds,
             "compress": self.compresses,
             "changes_at_bits_per_second": link,
+            "code": self.code,
             "reason": self.reason,
         }
 
@@ -73,57 +117,75 @@ SecondsAt = Callable[[Prediction, float], float]
 
 
 def recommend(
-    predictions: Sequence[Prediction], seconds_at: SecondsAt, min_density: float
+    load: Workload,
+    predictions: Sequence[Prediction],
+    seconds_at: SecondsAt,
+    min_density: float,
+    recipe: str = "",
 ) -> Recommendation:
-    """Return the fastest way that may be recommended; of ways alike, the one that loses least."""
-    dense = min((p for p in predictions if p.way.method == "dense"), key=lambda p: p.seconds)
-    sparse = [
-        p
-        for p in predictions
-        if p.way.method in BEST and preference(p.way) and p.way.density >= min_density
-    ]
-    if not sparse:
-        return Recommendation(dense, "nothing else was asked for.", None)
-    fastest = min(p.seconds for p in sparse)
-    best = min((p for p in sparse if p.seconds <= _ALIKE * fastest), key=_loss_rank)
-    turning_rate = _turning_rate(predictions, sparse, seconds_at)
-    if fastest > _WORTH * dense.seconds:
-        quickest = min(sparse, key=lambda p: p.seconds)
-        return Recommendation(dense, _reason_against(dense, quickest, turning_rate), turning_rate)
-    return Recommendation(best, _reason_for(best, dense, turning_rate), turning_rate)
+    """Return the fastest way that may be recommended; of ways alike, the one that loses least.
+
+    recipe: the only one that may be recommended.
+    """
+    uncompressed = [p for p in predictions if p.way.sends_all]
+    dense = min(uncompressed, key=lambda p: p.seconds)
+    able = [p for p in predictions if _may_be_chosen(p, load, min_density, recipe)]
+    if not able:
+        return Recommendation(dense, dense, reason_against(load, dense, None, None), None)
+    quickest = min(able, key=lambda p: p.seconds)
+    turning_rate = _turning_rate(uncompressed, able, seconds_at)
+    if quickest.seconds > _WORTH * dense.seconds:
+        reason = reason_against(load, dense, quickest, turning_rate)
+        return Recommendation(dense, dense, reason, turning_rate)
+    alike = _ALIKE_ROUNDS if quickest.way.every > 1 else _ALIKE
+    most = min(alike * quickest.seconds, _WORTH * dense.seconds)
+    best = min((p for p in able if p.seconds <= most), key=loss_rank)
+    reason = reason_for(load, best, dense, turning_rate)
+    return Recommendation(best, dense, reason, turning_rate)
 
 
-def _loss_rank(p: Prediction) -> tuple[float, int, int, int, float]:
+def _may_be_chosen(p: Prediction, load: Workload, min_density: float, recipe: str) -> bool:
+    way = p.way
+    if recipe or way.recipe:
+        return way.recipe == recipe if recipe else is_recommendable(way, load)
+    is_good = way.method in BEST and preference(way) > 0
+    return is_good and way.density >= min_density and allows_topk(load)
+
+
+def loss_rank(p: Prediction) -> tuple[float, float, int, int, int, float]:
     """Return a sort key that is small if little is lost.
 
-    Density counts first, then the rounding of values, the exchange, the method, and time.
+    After the class of loss density counts, then the exchange, the rounding of values, the method,
+    and time. The exchange comes before rounding, because what is rounded away stays in the
+    residual: an all-gather of fp32 was 3.7 points worse than a union of bf16 at equal bytes
+    (benchmarks/results/accuracy_202611.md).
     """
     way = p.way
     return (
+        loss_class(way),
         -way.density,
-        _LOSSES[way.values],
         -preference(way),
-        BEST.index(way.method),
+        _LOSSES[way.values],
+        BEST.index(way.method) if way.method in BEST else len(BEST),
         p.seconds,
     )
 
 
 def _turning_rate(
-    predictions: Sequence[Prediction], sparse: Sequence[Prediction], seconds_at: SecondsAt
+    uncompressed: Sequence[Prediction], able: Sequence[Prediction], seconds_at: SecondsAt
 ) -> float | None:
     """Return the link rate below which compressing pays, by bisection; None if none exists.
 
     Of each method, exchange and density, only the encoding counts that is the fastest here.
     """
-    dense = [p for p in predictions if p.way.method == "dense"]
-    exact = [p for p in sparse if p.way.method == "topk"] or sparse
+    exact = [p for p in able if p.way.method == "topk"] or able
     best: dict[object, Prediction] = {}
     for p in sorted(exact, key=lambda p: p.seconds):
-        best.setdefault((p.way.method, p.way.exchange, p.way.density), p)
+        best.setdefault((p.way.method, p.way.exchange, p.way.density, p.way.recipe), p)
 
     def pays(rate: float) -> bool:
         fastest = min(seconds_at(p, rate) for p in best.values())
-        return fastest <= _WORTH * min(seconds_at(p, rate) for p in dense)
+        return fastest <= _WORTH * min(seconds_at(p, rate) for p in uncompressed)
 
     slow, fast = SLOWEST * GOODPUT / 8, FASTEST * GOODPUT / 8
     if not pays(slow) or pays(fast):
@@ -132,51 +194,3 @@ def _turning_rate(
         middle = (slow * fast) ** 0.5
         slow, fast = (middle, fast) if pays(middle) else (slow, middle)
     return slow
-
-
-def _reason_for(best: Prediction, dense: Prediction, turning_rate: float | None) -> str:
-    way, gain = best.way, _show_number(dense.seconds / best.seconds)
-    text = (
-        f"{way.name} at density {way.density:g} as {way.encoding_name}: "
-        f"{_show_seconds(best.seconds)} a step against {_show_seconds(dense.seconds)} for "
-        f"{dense.way.name} ({gain}x) and {_show_seconds(best.compute)} without any exchange; "
-        f"it sends {_show_megabytes(best)} MB instead of {_show_megabytes(dense)}, in "
-        f"{_show_bundles(best)}."
-    )
-    if turning_rate is not None:
-        text += f" On links faster than {show_link(turning_rate)} it would not pay."
-    if way.density < _EXACT:
-        text += (
-            f" Density {way.density:g} may cost accuracy: at 0.1 % the papers lose 0.6 to 0.8 "
-            f"points, we lost 5 in 50 epochs; min_density=0.01 is the safer bound."
-        )
-    return text
-
-
-def _reason_against(dense: Prediction, best: Prediction, turning_rate: float | None) -> str:
-    text = (
-        f"do not compress: {dense.way.name} takes {_show_seconds(dense.seconds)} a step, of which "
-        f"{_show_seconds(dense.exposed)} is not computing; the best compressed way, "
-        f"{best.way.name} at density {best.way.density:g}, {_show_seconds(best.seconds)}."
-    )
-    if turning_rate is None:
-        return text + " No link rate changes that."
-    return text + f" Compressing would pay below {show_link(turning_rate)}."
-
-
-def _show_bundles(p: Prediction) -> str:
-    if p.bundles == 1:
-        return "one bundle"
-    return f"{p.bundles} bundles of up to {p.bundle_mb:g} MB"
-
-
-def _show_megabytes(p: Prediction) -> str:
-    return _show_number(p.bytes / 1e6)
-
-
-def _show_number(number: float) -> str:
-    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
-
-
-def _show_seconds(seconds: float) -> str:
-    return f"{_show_number(seconds)} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"

@@ -1,13 +1,17 @@
-"""Ways of exchanging that can work, and the preference among them."""
+"""Ways of exchanging that can work: PyTorch's, gradwire's, and recipes."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from gradwire.compress import METHODS
 from gradwire.config import Config
 from gradwire.errors import ConfigError, unknown
 from gradwire.exchange import EXCHANGES
 from gradwire.plan.network import Network
+from gradwire.plan.outside import OUTSIDE
 from gradwire.plan.predict import Way
+from gradwire.plan.workload import Workload
+from gradwire.recipes import LOCAL_RECIPES, RECIPES
 
 ENCODINGS = (
     ("fp32", "int32"),
@@ -19,8 +23,8 @@ ENCODINGS = (
 """The values and indices that are compared."""
 DENSITIES = (0.1, 0.01, 0.001)
 """The densities that are compared."""
-_POWERSGD = ("powersgd-1", "powersgd-4")
-"""PyTorch's hook, predicted for comparison."""
+_SETTINGS = ("method", "exchange", "values", "indices", "density")
+"""The fields of a recipe that decide the time of a step; a warm-up is over after some epochs."""
 BEST = ("topk", "gaussiank", "dgc", "trimmed", "mstopk")
 """The methods that choose the k largest. The others are predicted, never recommended."""
 
@@ -31,20 +35,55 @@ def all_ways(
     methods: Sequence[str] = (),
     encodings: Sequence[tuple[str, str]] = ENCODINGS,
 ) -> list[Way]:
-    """Return the dense ways, PowerSGD, and every combination that Config accepts.
+    """Return gradwire's dense ways, and every combination that Config accepts.
 
-    A combination is method x exchange x encoding x density.
+    A combination is method x exchange x encoding x density. A name in `methods` may also be one of
+    PyTorch's ways.
     """
     for name in methods:
         method, _, exchange = name.partition("/")
-        if method not in METHODS and name not in _POWERSGD:
-            raise unknown("method", method, [*METHODS, *_POWERSGD])
+        if method not in METHODS and name not in OUTSIDE:
+            raise unknown("method", method, [*METHODS, *OUTSIDE])
         if exchange and exchange not in EXCHANGES:
             raise unknown("exchange", exchange, EXCHANGES)
-    names = methods or [*_POWERSGD, *(m for m in METHODS if m != "dense")]
+    names = methods or [m for m in METHODS if m != "dense"]
     sparse = [w for n in names for w in _ways_of(n, network, densities, encodings)]
     dense = [Way("dense", name) for name, exchange in EXCHANGES.items() if exchange.whole]
     return [*dense, *dict.fromkeys(sparse)]
+
+
+def torch_ways(load: Workload, network: Network, methods: Sequence[str] = ()) -> list[Way]:
+    """Return PyTorch's ways: those that send everything, and PowerSGD unless others are named."""
+    ways = []
+    for name, outside in OUTSIDE.items():
+        has_nodes = network.local > 1 and network.nodes > 1
+        asked = not outside.rank or not methods or name in methods
+        # A number of parameters tells no shapes, and PowerSGD's bytes depend on the shapes.
+        known = load.knows_shapes or not outside.rank
+        if asked and known and (has_nodes or not outside.needs_nodes):
+            ways.append(Way(name, ""))
+    return ways
+
+
+def recipe_ways(names: Sequence[str]) -> list[Way]:
+    """Return the ways of recipes by name; local steps also through `owner`.
+
+    With owners the bytes do not grow with the workers. The loss is nearly the same: only means
+    are rounded once more.
+    """
+    ways = []
+    for name in names:
+        if name not in (*RECIPES, *LOCAL_RECIPES):
+            raise unknown("recipe", name, [*RECIPES, *LOCAL_RECIPES])
+        is_local = name in LOCAL_RECIPES
+        fields = (LOCAL_RECIPES if is_local else RECIPES)[name].fields
+        config = Config(**{k: v for k, v in fields.items() if k in _SETTINGS})
+        way = Way(
+            config.method, config.exchange, config.values, config.indices, config.density,
+            name, fields.get("every", 1),
+        )  # fmt: skip
+        ways += [way, replace(way, exchange="owner")] if is_local else [way]
+    return list(dict.fromkeys(ways))
 
 
 def _ways_of(
@@ -54,8 +93,7 @@ def _ways_of(
     encodings: Sequence[tuple[str, str]],
 ) -> Iterator[Way]:
     method, _, named_exchange = name.partition("/")
-    if name in _POWERSGD:
-        yield Way(name, "")
+    if name in OUTSIDE:
         return
     for exchange in (
         [named_exchange] if named_exchange else [x for x in EXCHANGES if not EXCHANGES[x].whole]

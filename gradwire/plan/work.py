@@ -58,11 +58,13 @@ def bundle_work(task: BundleTask, device: Machine, network: Network) -> Work:
         passes = 1 if exchange.whole == "fp32" else 2
         return Work(floor + device.bundle, passes * floor, copies + passes * floor)
     ranks = network.workers
-    arriving = Received(ranks, network.nodes, task.k, costs.decode[packed], costs.add, costs.merge)
+    write, read = costs.extra.get(task.encoding.values, (0.0, 0.0))
+    write, read = write + costs.encode[packed], read + costs.decode[packed]
+    arriving = Received(ranks, network.nodes, task.k, read, costs.add, costs.merge)
     reading = exchange.received or _read_one_by_one
     usual = Work(
         device.select(task.method, task.density, task.size) + device.bundle,
-        device.scaled_seconds(costs.encode[packed] * task.k),
+        device.scaled_seconds(write * task.k),
         copies + device.scaled_seconds(reading(arriving)),
     )
     if exchange.work is None:

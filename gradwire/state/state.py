@@ -174,6 +174,7 @@ class State:
         old = self.bundles
         for bundle in old:
             bundle.settle(self.status.skipped)
+            bundle.fold_owned(self.status.skipped)
             self._counts["clipped"] += int(bundle.tally.clipped)
             self._counts["sent"] += int(bundle.tally.sent)
         self.config = config
@@ -191,6 +192,8 @@ class State:
         bundle, old = self.home(name)
         new = replace(old, stride=stride)
         bundle.settle(self.status.skipped)
+        # Blocks of entries have owners, and an entry may come into a block of another owner.
+        bundle.fold_owned(self.status.skipped)
         bundle.reorder(old, new)
         self._homes[name] = bundle, new
         self.slots = [replace(s, stride=stride) if s.name == name else s for s in self.slots]
@@ -435,6 +438,9 @@ class State:
                 "this state is of local_steps, whose residuals are of weights: load it into the "
                 "handle that gradwire.local_steps returns"
             )
+
+    def wait_for_background(self) -> None:
+        """Wait until no exchange runs beside the training. Only local steps have such ones."""
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Take over what another number of ranks saved, with the mean of `averaged`."""

@@ -11,7 +11,7 @@ import gradwire
 from gradwire.accumulate.momentum import clip_factor
 from gradwire.accumulate.schedule import entry_count
 from gradwire.exchange import EXCHANGES
-from tests.exchange.cases import SKETCHES, kept_by_owners, options
+from tests.exchange.cases import SKETCHES, options, owned_after
 from tests.law.cases import KINDS, NOTHING, gradients, violation
 from tests.law.test_law import CASES, DTYPES
 
@@ -58,7 +58,7 @@ def test_law(method, exchange, world, size, density, kind, dtype, nesterov, mask
         update = cluster.average(g)
         new = [cluster.residual(rank) for rank in range(world)]
         pairs = [corrected(*x, 0.9, nesterov) for x in zip(g, m, e, strict=True)]
-        after = kept_by_owners([s.bundles[0].memory for s in cluster._states], size)
+        after = owned_after(cluster._states, size)
         assert violation([u for _, u in pairs], update, new, before_step, after) <= 4
         m, e, before_step = momenta(cluster), new, after
         for now, (before, _) in zip(m, pairs, strict=True):

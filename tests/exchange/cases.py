@@ -5,12 +5,11 @@ from dataclasses import dataclass
 
 import torch
 
+from gradwire.accumulate.owned import OWNED, in_order
 from gradwire.compress import METHODS
 from gradwire.encode import Encoding, encode
 from gradwire.encode.format import VALUES
 from gradwire.exchange import EXCHANGES
-from gradwire.exchange.owned_parts import in_order
-from gradwire.exchange.owner import kept_name
 from gradwire.ranks.virtual import VirtualRanks
 from gradwire.types import Entries, Everything, Memory, Rounded, align, empty_sparse
 from tests.law.cases import NOTHING
@@ -31,11 +30,17 @@ def allowed(methods=METHODS):
 
 def kept_by_owners(memories, size):
     """What all owners keep of the mean of `size` entries; 0 (0-d) where nobody owns a part."""
-    names = [kept_name(rank, len(memories)) for rank in range(len(memories))]
-    if names[0] not in memories[0]:
+    if OWNED not in memories[0]:
         return NOTHING
-    parts = torch.stack([memories[rank][name] for rank, name in enumerate(names)])
-    return in_order(parts, size).double()
+    return in_order(torch.stack([memory[OWNED] for memory in memories]), size).double()
+
+
+def owned_after(states, size):
+    """What owners keep of bundle 0, as the next step of these states will find it."""
+    bundles = [(state.bundles[0], state.was_skipped()) for state in states]
+    if not bundles[0][0].keeps_owned:
+        return NOTHING
+    return in_order(torch.stack([b.owned_rounding(s) for b, s in bundles]), size).double()
 
 
 def options(exchange, size, k):
@@ -75,6 +80,8 @@ class Hand:
             message = encode(sparse, fine, self.encoding)
             group = self.ranks.groups[rank]
             out = self.exchange.run(message, u, group, memory, **self.options)
+            if out.owned_rounding is not None and out.ok:
+                memory[OWNED] = out.owned_rounding
             return out.update, u - flat(out.delivered, u), bool(out.ok)
 
         group = self.ranks.groups[0]

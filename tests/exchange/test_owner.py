@@ -1,17 +1,14 @@
 """Owner: bytes that do not grow with the ranks, and a rounding that only the owner keeps."""
 
-import logging
-
 import pytest
 import torch
 
 import gradwire
+from gradwire.accumulate.owned import OWNED, part_length
 from gradwire.encode import Encoding
 from gradwire.encode.format import BLOCK, VALUES
 from gradwire.errors import ConfigError
 from gradwire.exchange import EXCHANGES
-from gradwire.exchange.owned_parts import part_length
-from gradwire.exchange.owner import kept_name
 from tests.exchange.cases import Hand
 from tests.law.cases import NOTHING, gradients, violation
 
@@ -146,14 +143,14 @@ def test_an_owner_keeps_its_part_and_no_more():
     hand.step([torch.randn(1000) for _ in range(3)], 1000)
     length = part_length(1000, 3)
     assert length == 512
-    for rank, memory in enumerate(hand.memories):
+    for memory in hand.memories:
         kept = {name: x for name, x in memory.items() if x.numel() > 1}
-        assert kept.keys() == {kept_name(rank, 3)}
-        assert kept[kept_name(rank, 3)].numel() == length
+        assert kept.keys() == {OWNED}
+        assert kept[OWNED].numel() == length
     # Four blocks are dealt out, the last one short. Behind them is nothing to keep.
     ends = [512 - 24, 256, 256]
     for rank, memory in enumerate(hand.memories):
-        kept = memory[kept_name(rank, 3)]
+        kept = memory[OWNED]
         assert kept[: ends[rank]].count_nonzero() > 50
         assert not kept[ends[rank] :].any()
 
@@ -169,20 +166,6 @@ def test_a_step_that_is_not_finite_keeps_what_was_kept(method):
         assert all(bool(x.isnan().all()) for x in out.updates)
         assert torch.equal(out.kept, kept)
     assert all(hand.step(u, 300).ok)
-
-
-def test_what_another_number_of_ranks_kept_is_not_taken_for_ones_own(caplog):
-    u = [torch.randn(900) for _ in range(4)]
-    three, four = Hand("owner", 3, "dense"), Hand("owner", 4, "dense")
-    fresh = four.step(u, 900).updates[0]
-    three.step(u[:3], 900)
-    again = Hand("owner", 4, "dense")
-    for memory in again.memories:
-        memory.update(three.memories[0])
-    with caplog.at_level(logging.WARNING, "gradwire"):
-        assert torch.equal(again.step(u, 900).updates[0], fresh)
-    assert "kept by another number of ranks is dropped" in caplog.text
-    assert all(kept_name(0, 3) not in memory for memory in again.memories)
 
 
 @pytest.mark.parametrize(

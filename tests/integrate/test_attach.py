@@ -256,6 +256,28 @@ def test_detach_flushes_then_is_dense_then_attaches_again(ranks, skip):
         assert again == 2
 
 
+def loaded_on_the_way(rank, folder):
+    """What is kept after a load between `detach` and the step in which the wire leaves."""
+    ddp, wire = models.wrapped()
+    optimizer = models.train(ddp, rank, 3)
+    gradwire.save(wire, folder)
+    wire.detach()
+    models.train(ddp, rank, 1, start=3, optimizer=optimizer)
+    gradwire.load(wire, folder)
+    kept = [wire.stats().residual_norm]
+    models.train(ddp, rank, 1, start=3, optimizer=optimizer)
+    kept.append(wire.stats().residual_norm)
+    models.train(ddp, rank, 1, start=4, optimizer=optimizer)
+    return kept, wire.stopped
+
+
+def test_what_is_loaded_while_a_wire_leaves_is_sent_too(ranks, tmp_path):
+    for (loaded, sent), stopped in ranks.run(2, loaded_on_the_way, str(tmp_path)):
+        assert loaded > 0
+        assert sent == 0, "it is gone with the wire"
+        assert stopped
+
+
 def rules(rank):
     fields = {"dense_below": 600, "bundle_mb": 0.002, "warmup": (0.2,), "warmup_steps": 2}
     ddp, wire = models.wrapped(dense=("*.bias",), **fields)

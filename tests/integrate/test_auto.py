@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import warnings
 
 import pytest
 import torch
@@ -54,7 +55,7 @@ def test_on_a_slow_link_it_compresses_after_a_few_steps(ranks, fields, wanted):
         assert still == ("dense", "")
         assert {k: getattr(config, k) for k in wanted} == wanted
         assert reason.startswith("measured: ")
-        assert "a step against" in reason
+        assert "per step against" in reason
         assert stats.dense == {"method": STEPS * stats.bundles}
         assert stats.residual_norm > 0
         assert stats.bytes_sent < stats.bytes_dense
@@ -65,6 +66,27 @@ def test_on_a_fast_link_it_stays_dense_and_says_so(ranks):
         assert config.method == "dense"
         assert "do not compress" in reason
         assert stats.achieved_density == 1
+
+
+def chosen_before(rank, kind):
+    """What auto chooses on a slow link, where attach sees the optimiser."""
+    auto.measure_link = lambda *_: (1e4, 1e-5)
+    ddp = DistributedDataParallel(models.model(), bucket_cap_mb=0.01)
+    optimizer = getattr(torch.optim, kind)(ddp.parameters(), lr=0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fields = {"dense_below": 0, "bundle_mb": 0.02}
+        wire = gradwire.attach(ddp, method="auto", optimizer=optimizer, **fields)
+    models.train(ddp, rank, STEPS + 1, optimizer=optimizer)
+    wire.close()
+    return wire.config.method, wire.reason
+
+
+def test_before_adam_everything_is_sent_on_a_slow_link_too(ranks):
+    for method, reason in ranks.run(2, chosen_before, "AdamW"):
+        assert method == "dense"
+        assert "Top-k in front of AdamW is not recommended" in reason
+    assert {method for method, _ in ranks.run(2, chosen_before, "SGD")} == {"topk"}
 
 
 def law(rank):

@@ -98,7 +98,7 @@ def refused(rank):
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     wrapper = torch.optim.SGD.__new__(torch.optim.SGD)
     said = []
-    for given in ({"optimizer": optimizer}, {"optimizer": wrapper, "scaler": scaler}):
+    for given in ({"optimizer": [optimizer]}, {"optimizer": wrapper, "scaler": scaler}):
         try:
             gradwire.attach(ddp, **given)
         except AttachError as error:
@@ -109,5 +109,5 @@ def refused(rank):
 
 def test_what_tells_nothing_is_refused(ranks):
     alone, wrapper = ranks.run(1, refused)[0]
-    assert "give scaler= too" in alone
+    assert "got list: give the one inside a wrapper" in alone
     assert "got SGD: give the one inside a wrapper" in wrapper

@@ -21,12 +21,13 @@ from tests.integrate import trainers
 def calls(name, folder):
     """How long the example runs, half of that, and then the rest."""
     folder = str(folder)
-    whole, half = (8, 4) if name == "transformers_trainer" else (4, 2)
-    length = "steps" if name == "transformers_trainer" else "epochs"
+    whole, half = (8, 4) if name.startswith("transformers") else (4, 2)
+    length = "steps" if name.startswith("transformers") else "epochs"
     last = {
         "lightning_trainer": f"{folder}/last.ckpt",
         "accelerate_loop": folder,
         "transformers_trainer": f"{folder}/checkpoint-4",
+        "transformers_local_steps": f"{folder}/checkpoint-4",
     }[name]
     return (
         {"folder": f"{folder}-whole", length: whole},
@@ -35,7 +36,15 @@ def calls(name, folder):
     )
 
 
-@pytest.mark.parametrize("name", ["lightning_trainer", "accelerate_loop", "transformers_trainer"])
+NAMES = [
+    "lightning_trainer",
+    "accelerate_loop",
+    "transformers_trainer",
+    "transformers_local_steps",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_example_sends_less_and_resumes_bit_equal(ranks, tmp_path, name):
     check_example(ranks, tmp_path, name)
 

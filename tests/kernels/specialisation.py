@@ -18,6 +18,11 @@ def _binder(kernel):
     return create_function_from_signature(jitted.signature, jitted.params, backend)
 
 
+def bind(kernel, args):
+    """Return the arguments by name, and of each its type and alignment, or that it is constant."""
+    return _binder(kernel)(*args)[:2]
+
+
 def specialisation(kernel, args):
     """Return the types, constants and alignments that Triton would compile `kernel` for."""
-    return str(_binder(kernel)(*args)[1])
+    return str(bind(kernel, args)[1])

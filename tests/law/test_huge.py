@@ -8,7 +8,7 @@ from gradwire import path
 from gradwire.compress import METHODS
 from gradwire.exchange import EXCHANGES
 from gradwire.kernels.scan import LARGEST_U
-from tests.exchange.cases import allowed, kept_by_owners, options
+from tests.exchange.cases import allowed, options, owned_after
 from tests.law.cases import NOTHING, violation
 from tests.law.test_law import CASES
 
@@ -85,7 +85,7 @@ def test_the_largest_that_gets_in_does_no_harm(exchange):
                 own[-K:] = LARGEST_U if rank < 2 else 0
                 own[:K] = 0 if rank < 2 else LARGEST_U
         update, new = wires.average(g), [wires.residual(rank) for rank in range(4)]
-        after = kept_by_owners([state.bundles[0].memory for state in wires._states], SIZE)
+        after = owned_after(wires._states, SIZE)
         u = [a + b for a, b in zip(g, old, strict=True)]
         assert violation(u, update, new, before, after) <= 4
         if step == 0 and exchange == "gtopk":

@@ -9,7 +9,7 @@ import gradwire
 from gradwire.accumulate.schedule import entry_count
 from gradwire.compress import METHODS
 from gradwire.exchange import EXCHANGES
-from tests.exchange.cases import allowed, kept_by_owners, options
+from tests.exchange.cases import allowed, options, owned_after
 from tests.law.cases import KINDS, NOTHING, gradients, violation
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -52,7 +52,7 @@ def test_law(method, exchange, values, world, size, density, kind, dtype, indice
         new = [cluster.residual(rank) for rank in range(world)]
         assert update.dtype == dtype
         u = [a.float() + b for a, b in zip(g, old, strict=True)]
-        after = kept_by_owners([state.bundles[0].memory for state in cluster._states], size)
+        after = owned_after(cluster._states, size)
         assert violation(u, update, new, before, after) <= 4
         old, before = new, after
 
@@ -87,7 +87,7 @@ def test_a_worker_that_is_not_finite_stops_the_step_everywhere(exchange, bad):
     update = cluster.average(third)
     total = torch.stack([*first, *second, *third]).double().sum(0)
     new = sum(cluster.residual(rank).double() for rank in range(3))
-    new += 3 * kept_by_owners([state.bundles[0].memory for state in cluster._states], 300)
+    new += 3 * owned_after(cluster._states, 300)
     torch.testing.assert_close(3 * (sent + update).double() + new, total, rtol=0, atol=1e-5)
     assert cluster.stats().skipped == 1
 

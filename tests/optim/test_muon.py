@@ -392,12 +392,6 @@ class Sharded(nn.Parameter):
     placements = ()
 
 
-def sharded():
-    model = nn.Linear(3, 3)
-    model.weight = Sharded(torch.zeros(3, 3))
-    return model
-
-
 @pytest.mark.parametrize(
     ("model", "fields", "words"),
     [
@@ -417,7 +411,6 @@ def sharded():
         (nn.Linear(3, 3), {"split": {"weight": 2}}, "weight has 3 outputs, not 2 equal parts"),
         (nn.Linear(3, 3), {"split": {"weight": (2, 2)}}, r"weight has 3 outputs, not 2 \+ 2"),
         (Fused(), {"split": {"experts": 2}}, "experts has 3 dimensions"),
-        (sharded(), {}, "weight is sharded: muon needs whole matrices"),
     ],
 )
 def test_bad_input_is_one_line(model, fields, words):

@@ -21,7 +21,8 @@ def test_the_example():
     assert {"method", "exchange", "encoding", "density", "reason", "bundle_mb"} <= chosen.keys()
     assert chosen["method"] == "topk"
     assert "against" in chosen["reason"]
-    names = {(p["method"], p["exchange"], p["encoding"], p["density"]) for p in said["predictions"]}
+    kinds = ("method", "exchange", "encoding", "density", "recipe")
+    names = {tuple(p[kind] for kind in kinds) for p in said["predictions"]}
     assert len(names) == len(said["predictions"]) > 300
     fastest = min(said["predictions"], key=lambda p: p["seconds"])
     assert chosen["seconds"] <= 1.05 * fastest["seconds"]

@@ -105,3 +105,12 @@ def test_flop_and_bundles_of_a_named_network():
 @pytest.mark.parametrize("name", ["lstm-ptb", "lstm-an4", "fnn3"])
 def test_networks_that_take_words_or_sound_have_flop_too(name):
     assert workload_by_name(name, MACHINES["h200"], None, None).seconds > 0
+
+
+def test_a_head_that_shares_its_weight_is_counted():
+    """gpt-124m, 512 tokens: the head has 38.6 of the 123.6 million multiplications of a token."""
+    flops = 1e12
+    load = workload_by_name("gpt-124m", Machine("slow", 1e12, flops), 1, None)
+    entries = 12 * 12 * 768**2 + 50_304 * 768
+    assert load.seconds == pytest.approx(6 * 512 * entries / flops, rel=1e-6)
+    assert load.optimizer == "adamw"

@@ -5,19 +5,19 @@ DDP takes one communication hook for good. The hook stays on the model after `de
 """
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gradwire.config import Config, configure
 from gradwire.errors import AttachError, one_line
-from gradwire.integrate.adam import warn_of_adam
+from gradwire.integrate.adam import note_adam, refuse_for_recipe, warn_of_adam
 from gradwire.integrate.attached import Attached, Attachment
 from gradwire.integrate.ddp.engine import Engine
 from gradwire.integrate.refuse import (
@@ -46,7 +46,18 @@ class Wire(Attached):
         self.ddp = weakref.ref(ddp)
 
 
-_attachments: "weakref.WeakKeyDictionary[DistributedDataParallel, Attachment[Wire]]"
+class _Attachment(Attachment[Wire]):
+    """The Attachment of DDP."""
+
+    @cached_property
+    def average(self) -> Callable[[dist.GradBucket], Future[Tensor]]:
+        """The average of a bucket when the wire has left; loaded when it is needed."""
+        from gradwire.integrate.ddp.released import DenseAverage
+
+        return DenseAverage(self.process_group)
+
+
+_attachments: "weakref.WeakKeyDictionary[DistributedDataParallel, _Attachment]"
 _attachments = weakref.WeakKeyDictionary()
 """By model: the Attachment that is registered with DDP."""
 
@@ -76,13 +87,14 @@ def attach(
 
     replicate_group: the ranks that hold the same shard, for FSDP2.
     scaler: the GradScaler, if one is used.
-    optimizer: this model's optimiser, needed if the scaler serves several. The scale alone does not
-    tell which optimiser skipped a step.
+    optimizer: this model's optimiser. attach then refuses a recipe that does not suit it, and warns
+    of sparse methods before Adam. A scaler that serves several optimisers needs it too, because
+    the scale alone does not tell which of them skipped a step.
     fields: fields of Config. `recipe` stands for several fields (`gradwire methods`).
 
     The residuals take 4 bytes per parameter (8 for bf16 and fp16), momentum correction 4 more.
     With `momentum`, and with recipe="plain-union", the optimiser must have no momentum, because
-    momentum would act twice. attach does not check the optimiser's momentum.
+    momentum would act twice. Only the recipe is checked, and only if the optimiser is given.
 
     method="auto" sends dense for a few steps, and measures these steps and the link. Then it takes
     the method that `gradwire.plan` recommends, which may be dense. `wire.reason` and the log name
@@ -91,9 +103,24 @@ def attach(
     """
     if scaler is not None and not hasattr(scaler, "is_enabled"):
         raise AttachError(f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}")
+    seen = [] if optimizer is None else [optimizer]
     if optimizer is not None:
         refuse_optimizer(optimizer, scaler)
-    fields |= {"scaler": scaler, "optimizer": optimizer}
+        refuse_for_recipe(fields, seen)
+    # Without a scaler no step is skipped, and the optimiser need not be watched.
+    fields |= {"scaler": scaler, "optimizer": optimizer if scaler is not None else None}
+    wire = _attach(model, config, replicate_group, fields)
+    if seen:
+        warn_of_adam(wire, seen)
+    else:
+        note_adam(wire)
+    return wire
+
+
+def _attach(
+    model: nn.Module, config: Config | None, replicate_group: Any, fields: dict[str, Any]
+) -> Attached:
+    """Attach a wire to a model of any kind; see `attach`."""
     if replicate_group is not None or is_sharded(model):
         # torch takes seconds to import FSDP2, so only sharded models import it.
         try:
@@ -107,7 +134,7 @@ def attach(
 def _attach_ddp(model: nn.Module, config: Config | None, fields: dict[str, Any]) -> Wire:
     """Attach a wire to a DistributedDataParallel model; see `attach`."""
     module = unwrap_ddp(model)
-    note_torch(stacklevel=4)
+    note_torch(stacklevel=5)
     refuse_unsupported(module)
     attachment = _attachments.get(module)
     if attachment is None and has_hook(module):
@@ -121,12 +148,10 @@ def _attach_ddp(model: nn.Module, config: Config | None, fields: dict[str, Any])
     # The last layer's parameters first, because their gradients are ready first.
     wire.engine.open(list(reversed(reduced_parameters(module))))
     if attachment is None:
-        attachment = Attachment(module.process_group)
+        attachment = _Attachment(module.process_group)
         module.register_comm_hook(attachment, _attached_hook)
         _attachments[module] = attachment
     attachment.wire = wire
-    if fields["optimizer"] is not None:
-        warn_of_adam(wire, [fields["optimizer"]])
     return wire
 
 
@@ -145,7 +170,7 @@ def _split_auto(fields: Mapping[str, Any]) -> "tuple[Auto | None, dict[str, Any]
     return split_bounds(fields)
 
 
-def _attached_hook(attachment: Attachment[Wire], bucket: dist.GradBucket) -> Future[Tensor]:
+def _attached_hook(attachment: _Attachment, bucket: dist.GradBucket) -> Future[Tensor]:
     """Pass a bucket to the wire that is attached; without a wire, average the bucket densely."""
     wire = attachment.wire
     if wire is not None and bucket.index() == 0:
@@ -154,7 +179,7 @@ def _attached_hook(attachment: Attachment[Wire], bucket: dist.GradBucket) -> Fut
             refuse_watched_join(wire.ddp())
         attachment.release_flushed()
     if attachment.wire is None:
-        return allreduce_hook(attachment.process_group, bucket)
+        return attachment.average(bucket)
     return attachment.wire.engine.hook(bucket)
 
 

@@ -19,7 +19,7 @@ from gradwire.accumulate import Bundle
 from gradwire.errors import AttachError, DriftError, ExchangeError
 from gradwire.integrate.attached import closed_error, live_state
 from gradwire.integrate.ddp.buckets import Buckets, UsedParameters, WaitingBucket
-from gradwire.integrate.ddp.order import stride_of
+from gradwire.integrate.ddp.order import Accumulator, stride_of
 from gradwire.integrate.ddp.thread import OrderedThread
 from gradwire.integrate.handshake import handshake
 from gradwire.ranks.group import Group
@@ -56,6 +56,7 @@ class Engine:
         self._refuse_unused = refuse_unused
         self._names = state.model_names
         self._used: UsedParameters | None = None
+        self._accumulator: Accumulator | None = None
         self._thread: OrderedThread | None = None
         self._stream: torch.cuda.Stream | None = None
         self._group: Group | None = None
@@ -87,6 +88,7 @@ class Engine:
         # DDP builds its buckets anew after the first step, and a sum must not depend on that.
         merge = not self._watch_unused and not state.config.clip
         self._buckets = Buckets(state, self._names, merge=merge)
+        self._accumulator = Accumulator(parameters[0], self._refuse_converted)
         if self._watch_unused or self._refuse_unused:
             self._used = UsedParameters(parameters, self._names)
         if device.type == "cuda":
@@ -113,8 +115,9 @@ class Engine:
                 # A collective still hangs in this communicator, so no other wire may take it.
                 self._group.is_broken = True
             self._thread = None
-        if self._used is not None:
-            self._used.remove()
+        for hooks in (self._used, self._accumulator):
+            if hooks is not None:
+                hooks.remove()
         self.broken = self.broken or closed_error()
 
     def hook(self, bucket: dist.GradBucket) -> Future[Tensor]:
@@ -147,6 +150,14 @@ class Engine:
         for arrival in self._pending_buckets or [(bucket, raw)]:
             self._submit(arrival, ready, refusal)
         self._pending_buckets = []
+
+    def _refuse_converted(self) -> None:
+        """Raise AttachError, because DDP has lost the parameters; the other ranks are told."""
+        self._stop_inside("its model was converted after DistributedDataParallel")
+        raise AttachError(
+            "the model was converted to another dtype or device after DistributedDataParallel, "
+            "which from then on averages no gradient: convert the model first"
+        )
 
     def _stop_inside(self, why: str) -> None:
         """End the exchange in the middle of a backward pass, and release the other ranks at once.

@@ -1,4 +1,4 @@
-"""The order of a parameter's entries in DDP's buckets, after a change of its memory format.
+"""The order of a parameter's entries in DDP's buckets, and models that DDP has lost.
 
 DDP fills a bucket in the order that the parameters had when DDP built the bucket. DDP builds
 buckets when it is constructed, and again before the second step. DDP reads the hook's answer in the
@@ -7,11 +7,13 @@ order that the parameters have now. The two orders differ after
 is therefore found by comparing a bucket with the gradients that DDP copied into it.
 """
 
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 from gradwire.accumulate.layout import is_packed
 from gradwire.errors import AttachError
@@ -27,7 +29,7 @@ def stride_of(parameter: Tensor) -> _Stride:
     """Return the strides that a parameter would have in a bucket that DDP builds now."""
     shape, stride = tuple(parameter.shape), parameter.stride()
     # DDP closes the gaps of a parameter that is a view of a larger tensor.
-    return stride if is_packed(shape, stride) else _strides(shape)
+    return stride if is_packed(shape, stride) else new_strides(shape)
 
 
 @dataclass(eq=False)
@@ -72,8 +74,12 @@ class BucketPart:
 
     def reorder(self, stride: _Stride) -> None:
         """Put the gradient into the order of these strides, in place."""
-        if not _is_same_order(self.filled, stride, self.parameter.shape):
-            self._view(stride).copy_(self._view(self.filled).clone())
+        self.move(self.filled, stride)
+
+    def move(self, old: _Stride, new: _Stride) -> None:
+        """Move the entries from where the old strides put them to where the new ones do."""
+        if not _is_same_order(old, new, self.parameter.shape):
+            self._view(new).copy_(self._view(old).clone())
 
     def _view(self, stride: _Stride) -> Tensor:
         return self.part.as_strided(self.parameter.shape, stride)
@@ -84,7 +90,7 @@ def _candidates(now: _Stride, slot: Slot) -> Iterator[_Stride]:
     formats = [torch.contiguous_format]
     formats += {4: [torch.channels_last], 5: [torch.channels_last_3d]}.get(len(slot.shape), [])
     seen: list[_Stride] = []
-    for stride in (now, slot.stride, *(_strides(slot.shape, each) for each in formats)):
+    for stride in (now, slot.stride, *(new_strides(slot.shape, each) for each in formats)):
         if not any(_is_same_order(stride, other, slot.shape) for other in seen):
             seen.append(stride)
             yield stride
@@ -101,7 +107,33 @@ def _has_same_bits(first: Tensor, second: Tensor) -> bool:
     return torch.equal(first.view(words), second.view(words))
 
 
-def _strides(
+def new_strides(
     shape: Sequence[int], format: torch.memory_format = torch.contiguous_format
 ) -> _Stride:
+    """Return the strides of a new tensor."""
     return torch.empty(shape, dtype=torch.int8, device="meta", memory_format=format).stride()
+
+
+class Accumulator:
+    """A watch on the node of autograd on which DDP's hook of one parameter sits.
+
+    `model.to(dtype)` and `model.to(device)` give every parameter a new node, also if the model
+    comes back to the old dtype. DDP's hooks stay on the old nodes, and DDP averages nothing any
+    more, without a word. In a backward pass with a new node the watch calls `lost`.
+    """
+
+    def __init__(self, parameter: Tensor, lost: Callable[[], None]) -> None:
+        node = get_gradient_edge(parameter).node
+        method = weakref.WeakMethod(lost)
+
+        # DDP keeps the node, and the hook must not keep the engine.
+        def check(parameter: Tensor) -> None:
+            call = method()
+            if call is not None and get_gradient_edge(parameter).node is not node:
+                call()
+
+        self._handle = parameter.register_post_accumulate_grad_hook(check)
+
+    def remove(self) -> None:
+        """Stop watching."""
+        self._handle.remove()

@@ -1,7 +1,7 @@
 """attach_sharded: compress the all-reduce over the replicas of a model that FSDP2 shards."""
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +13,6 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from gradwire.accumulate import Bundle
 from gradwire.config import Config
 from gradwire.errors import AttachError, ConfigError, GradwireError
-from gradwire.integrate.adam import warn_of_adam
 from gradwire.integrate.attached import Attached, Attachment
 from gradwire.integrate.fsdp.axes import check_axes, replica_group
 from gradwire.integrate.fsdp.engine import ShardedEngine
@@ -21,10 +20,12 @@ from gradwire.integrate.fsdp.units import Unit, sharded_parameters, units_of
 from gradwire.integrate.handshake import compare_settings, handshake, take_group
 from gradwire.integrate.versions import note_torch
 from gradwire.ranks.distributed import DistributedGroup
+from gradwire.ranks.group import Group
 from gradwire.ranks.together import raise_together
 from gradwire.state.drift import Watch
 from gradwire.state.names import unwrapped
 from gradwire.state.saved import sharded
+from gradwire.state.saved.cuts import Cut, MoreSaved
 from gradwire.torch_internals import (
     all_reduce_hook,
     check_sharded_steps,
@@ -78,6 +79,8 @@ class ShardedWire(Attached):
     """The handle that `attach` returns for a sharded model. Its ranks are the replicas."""
 
     sharded = True
+    has_whole_moments = False
+    """True: every rank has the whole moments of its optimiser."""
     engine: ShardedEngine
 
     def __init__(
@@ -93,6 +96,29 @@ class ShardedWire(Attached):
         """The number of this rank's shard, and the number of shards."""
         if self.config.watch:
             self.watch = _ShardWatch(model, self.config.watch)
+
+    @property
+    def inner_groups(self) -> Sequence[Group]:
+        """The ranks that hold the shards of this rank's replica, as one group."""
+        return [self.engine.shard_ranks]
+
+    def cuts(self) -> dict[str, Cut]:
+        """Return by name the way in which FSDP2 cuts each parameter."""
+        return {
+            slot.name: Cut.of(shard(slot.parameter), shard_size(slot.parameter))
+            for unit in self.units
+            for slot in unit.shard_slots
+        }
+
+    def check_kind(self, header: Mapping[str, Any]) -> None:
+        """Accept a folder of any wire; `check_more` refuses those of local steps."""
+
+    def more_saved(self) -> MoreSaved:
+        """Return what is saved beside residuals: nothing."""
+        return MoreSaved()
+
+    def adopt_vectors(self, saved: dict[str, Any], part: Mapping[str, Any]) -> None:
+        """Take nothing more from a folder than residuals and momentum."""
 
     def rebundle(self, bundles: Sequence[Sequence[Slot]]) -> None:
         """Make the bundles, without the parameters that this shard has no entry of."""
@@ -158,7 +184,7 @@ def attach_sharded(
 ) -> ShardedWire:
     """Attach a wire to the replicas of a sharded model; see `gradwire.attach`."""
     root = _sharded_root(model)
-    note_torch(stacklevel=4)
+    note_torch(stacklevel=5)
     check_sharded_steps(root)
     units = units_of(root)
     replicas = replica_group(replicate_group)
@@ -168,8 +194,6 @@ def attach_sharded(
     wire = ShardedWire(root, units, config, process_group=replicas, **fields)
     _open_wire(wire, root, device)
     _broadcast_parameters(wire, root)
-    if fields["optimizer"] is not None:
-        warn_of_adam(wire, [fields["optimizer"]])
     attachment = Attachment(replicas, wire)
     for unit in units:
         module_of(unit.group).set_all_reduce_hook(_UnitHook(attachment, unit.index))

@@ -24,6 +24,8 @@ class Arguments:
     """Settings of local steps, after defaults and recipe.
 
     rule: the outer learning rate and the outer momentum.
+    overlap: inner steps that an exchange has before its update lands; 0 waits for it.
+    fragments: parts of the model that take turns.
     """
 
     every: int
@@ -31,6 +33,8 @@ class Arguments:
     keep_unsent: bool
     config: Config
     recipe: str = ""
+    overlap: int = 0
+    fragments: int = 1
 
     def __str__(self) -> str:
         lr, momentum = self.rule
@@ -40,6 +44,10 @@ class Arguments:
         words += f"outer_lr={lr:g}, outer_momentum={momentum:g}, keep_unsent={self.keep_unsent}"
         if config.decay != 1:
             words += f", decay={config.decay:g}"
+        if self.overlap:
+            words += f", overlap={self.overlap}"
+        if self.fragments > 1:
+            words += f", fragments={self.fragments}"
         return f"recipe {self.recipe!r} stands for {words}"
 
 
@@ -68,10 +76,31 @@ def _resolve(
         raise ConfigError("local_steps needs every, the inner steps of a round, or a recipe")
     if not isinstance(every, int) or isinstance(every, bool) or every < 1:
         raise ConfigError(f"every must be a whole number of at least 1, got {every!r}")
+    overlap, fragments = _read_turns(fields, every)
     rule = _read_rule(fields, given)
     keep_unsent = bool(fields.pop("keep_unsent", False))
     recipe = fields.pop("recipe", "")
-    return Arguments(every, rule, keep_unsent, configure(config, fields), recipe)
+    config = configure(config, fields)
+    return Arguments(every, rule, keep_unsent, config, recipe, overlap, fragments)
+
+
+def _read_turns(fields: dict[str, Any], every: int) -> tuple[int, int]:
+    """Take `overlap` and `fragments` out of `fields`, and return them."""
+    overlap, fragments = fields.pop("overlap", 0), fields.pop("fragments", 1)
+    if not isinstance(overlap, int) or isinstance(overlap, bool) or overlap < 0:
+        raise ConfigError(f"overlap must be a whole number of steps, got {overlap!r}; 0 waits")
+    if overlap >= every:
+        raise ConfigError(
+            f"overlap={overlap} is not below every={every}: an update must land before the next "
+            f"difference is taken"
+        )
+    if not isinstance(fragments, int) or isinstance(fragments, bool) or fragments < 1:
+        raise ConfigError(f"fragments must be a whole number of at least 1, got {fragments!r}")
+    if fragments > every:
+        raise ConfigError(
+            f"fragments={fragments} is above every={every}: each needs a step of its own"
+        )
+    return overlap, fragments
 
 
 def _read_rule(fields: dict[str, Any], given: Mapping[str, Any]) -> tuple[float, float]:

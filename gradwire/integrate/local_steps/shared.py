@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 def shared(local: "LocalSteps") -> Iterator[None]:
     """Put x into the model, and put the rank's own weights and buffers back, bit by bit."""
     local.refuse_shared("shared")
-    own = {**local.weights, **dict(local.model.named_buffers())}
+    own = local.parts.memory()
     kept = {name: tensor.detach().clone() for name, tensor in own.items()}
     local.is_shared = True
     try:
-        with torch.no_grad():
-            for name, weight in local.weights.items():
-                weight.copy_(local.reference[name])
+        local.parts.put(local.reference)
+        local.parts.refresh()
         yield
     finally:
         local.is_shared = False
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(kept[name])
+        local.parts.refresh()

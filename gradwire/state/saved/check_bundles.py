@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gradwire.accumulate.layout import assign_offsets, is_dense, is_packed, size_of
+from gradwire.accumulate.owned import OWNED, part_length
 from gradwire.errors import StateError
 from gradwire.state.saved.check import (
     FLOAT,
@@ -39,6 +40,8 @@ MEMORIES: dict[str, tuple[torch.dtype, int, float, float]] = {
     "counts": (torch.int64, 1, 0, MOST),
     "starts": (torch.int64, 1, 0, MOST),
     "oktopk.regions": (torch.int32, 2, 0, 2**31),
+    "owner.steps": _COUNT,
+    OWNED: (torch.float32, 1, -LARGEST, LARGEST),
 }
 """What methods and exchanges remember: dtype, dimensions, least and largest value."""
 
@@ -67,9 +70,11 @@ def check_bundles(
             isinstance(k, str) and isinstance(v, Tensor) for k, v in memory.items()
         ):
             raise StateError(f"the memory of the bundle of {names[0]!r} must be tensors by name")
+        size = size_of(assign_offsets([slots[n] for n in names]))
         for key, value in memory.items():
             _check_memory(f"the memory {key!r} of the bundle of {names[0]!r}", key, value)
-        _check_delivered(sent, size_of(assign_offsets([slots[n] for n in names])), names[0])
+        _check_delivered(sent, size, names[0])
+        _check_owned(memory.get(OWNED), sent, part_length(size, saved["world_size"]), names[0])
 
 
 def check_strides(strides: Any, slots: Mapping[str, Slot]) -> None:
@@ -131,6 +136,19 @@ def _check_delivered(sent: Any, size: int, name: str) -> None:
     held = sent.get("held")
     if not isinstance(held, list) or not all(_is_held(entry, size) for entry in held):
         raise StateError(f"{title}: held must be fp32 vectors and where in {size} they begin")
+
+
+def _check_owned(kept: Tensor | None, sent: Any, length: int, name: str) -> None:
+    """Raise StateError unless the roundings that an owner keeps are of its part's `length`."""
+    last = None if sent is None else sent.get("owned")
+    for tensor in (kept, last):
+        if tensor is not None and not is_tensor(tensor, FLOAT, length):
+            raise StateError(
+                f"what an owner keeps of the bundle of {name!r} must be {length} of fp32, got "
+                f"{kind_of(tensor)}"
+            )
+    if last is not None and bool(sent["ok"]):
+        check_size(f"what an owner keeps of the bundle of {name!r}", last)
 
 
 def _is_held(entry: Any, size: int) -> bool:

@@ -24,6 +24,7 @@ def save(state: "State", folder: str | os.PathLike[str]) -> None:
     if not state.opened:
         raise StateError("there is nothing to save yet: the parameters are known after a step")
     path = Path(folder)
+    state.wait_for_background()
     if state.sharded:
         from gradwire.state.saved import sharded
 
@@ -48,6 +49,7 @@ def load(state: "State", folder: str | os.PathLike[str]) -> None:
     _check_wire(state, "load")
     if not state.opened:
         raise StateError("load after attach, or after a step: the parameters are not known yet")
+    state.wait_for_background()
     path = Path(folder)
     if state.sharded:
         from gradwire.state.saved import sharded

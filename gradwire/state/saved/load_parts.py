@@ -114,7 +114,7 @@ class _Mean:
         """Add a part, whose last step is settled."""
         self._first = self._first or saved
         for field in self._fields:
-            for name, tensor in saved[field].items():
+            for name, tensor in saved.get(field, {}).items():
                 share = tensor.double() / self._size
                 self._sums[field, name] = self._sums.get((field, name), 0) + share
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gradwire.accumulate.delivery import Pending
+from gradwire.accumulate.owned import OWNED
 from gradwire.types import Delivered, Entries, Everything, Rounded, Sparse
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def pack_pending(bundle: "Bundle") -> dict[str, Any] | None:
         "values": values,
         "loss": pending.mean_rounding,
         "masked": pending.masked,
+        "owned": pending.owned_rounding,
     }
     packed = {name: None if tensor is None else tensor.cpu() for name, tensor in tensors.items()}
     return packed | {
@@ -73,7 +75,22 @@ def unpack_pending(
         None if masked is None else _translate(masked, places),
         bool(packed.get("forget")),
         withheld,
+        None if (owned := packed.get("owned")) is None else owned.to(device),
     )
+
+
+def fold_moved(bundle: "Bundle", strides: Mapping[str, Sequence[int]], skipped: Tensor) -> None:
+    """Move what an owner keeps into the residual if the saved strides were others.
+
+    Owners have blocks of entries, and with other strides an entry may lie in another block.
+    """
+    places = _new_places(bundle, strides) if bundle.keeps_owned else None
+    if places is not None:
+        moved = _move(bundle.owned_vector(skipped), places)
+        bundle.u.add_(moved, alpha=bundle.memory.ranks)
+        bundle.memory.pop(OWNED, None)
+        if bundle.pending is not None:
+            bundle.pending.owned_rounding = None
 
 
 def _new_places(bundle: "Bundle", strides: Mapping[str, Sequence[int]]) -> Tensor | None:

@@ -16,12 +16,14 @@ from torch import Tensor
 
 from gradwire.accumulate.layout import assign_offsets
 from gradwire.accumulate.lr import LrTracker
+from gradwire.accumulate.owned import OWNED, by_part
 from gradwire.config import Config
 from gradwire.errors import StateError, one_line
 from gradwire.state.saved.check import check_numbers, check_sizes, check_tensors
-from gradwire.state.saved.pending import pack_pending, unpack_pending
+from gradwire.state.saved.pending import fold_moved, pack_pending, unpack_pending
 
 if TYPE_CHECKING:
+    from gradwire.accumulate import Bundle
     from gradwire.state.state import State
 
 _VERSION = 1
@@ -95,6 +97,9 @@ def _take_delivered(state: "State", saved: Mapping[str, Any]) -> None:
     strides = saved.get("strides", {})
     for bundle, delivered in zip(state.bundles, saved["delivered"], strict=True):
         bundle.pending = unpack_pending(delivered, bundle, strides)
+    skipped = state.was_skipped()
+    for bundle in state.bundles:
+        fold_moved(bundle, strides, skipped)
 
 
 def check_rank(state: "State", saved: Mapping[str, Any]) -> None:
@@ -138,7 +143,8 @@ def check_state(state: "State", saved: Mapping[str, Any]) -> None:
             f"the state has momentum, this is momentum=0: attach with "
             f"momentum={saved['config'].get('momentum')}"
         )
-    for field, tensors in (("residual", residual), ("velocity", velocity)):
+    owned = saved.get("owned", {})
+    for field, tensors in (("residual", residual), ("velocity", velocity), ("owned", owned)):
         if tensors:
             check_tensors(field, tensors, wanted)
     check_bundles(saved, wanted, state.config.dense)
@@ -182,6 +188,8 @@ def restore(state: "State", saved: Mapping[str, Any]) -> None:
             if bundle.velocity is not None and saved.get("velocity"):
                 bundle.view(bundle.velocity, slot).copy_(saved["velocity"][slot.name])
         bundle.memory.update({k: v.clone().to(state.device) for k, v in memory.items()})
+        if saved.get("owned"):
+            _take_owned(bundle, saved["owned"])
     state.steps = saved["steps"]
     state._counts.clear()
     state._counts.update(saved["counts"])
@@ -198,6 +206,14 @@ def restore(state: "State", saved: Mapping[str, Any]) -> None:
         bool(saved.get("skipped", saved.get("user_skip"))),
         None if "skipped" in saved else state.status.scale,
     )
+
+
+def _take_owned(bundle: "Bundle", saved: Mapping[str, Tensor]) -> None:
+    """Take over what this rank keeps of the mean, saved by parameter and zero in other parts."""
+    vector = torch.zeros_like(bundle.u)
+    for slot in bundle.slots:
+        bundle.view(vector, slot).copy_(saved[slot.name])
+    bundle.memory[OWNED] = by_part(vector, bundle.memory.ranks)[bundle.memory.rank].clone()
 
 
 def _take_choice(state: "State", saved: Mapping[str, Any]) -> None:
@@ -255,12 +271,17 @@ def settle_saved(state: "State", saved: dict[str, Any]) -> None:
     # Only a Bundle can lay out, mask and settle a part.
     bench = _workbench(state)
     restore(bench, saved)
+    for bundle in bench.bundles:
+        bundle.memory.rank, bundle.memory.ranks = saved["rank"], saved["world_size"]
     _take_delivered(bench, saved)
     skipped = bench.was_skipped()
     for bundle in bench.bundles:
         bundle.settle(skipped)
+        # Other ranks will own other parts.
+        bundle.fold_owned(skipped)
     saved["residual"] = _by_name(bench, [bundle.buffer for bundle in bench.bundles])
     saved["velocity"] = _by_name(bench, [bundle.velocity for bundle in bench.bundles])
+    saved["memory"] = [{k: v for k, v in m.items() if k != OWNED} for m in saved["memory"]]
     # The next step does not count a step that is settled here.
     saved["counts"] = dict(saved["counts"])
     saved["counts"]["skipped"] = saved["counts"].get("skipped", 0) + int(skipped)

@@ -6,6 +6,15 @@ A folder holds these entries:
     gradwire.replica<r>.velocity.<parameter>     its momentum, likewise
     gradwire.replica<r>.shard<s>                 header of one rank, as bytes: no long vectors
 
+Local steps in islands, which are the replicas, save these too:
+
+    gradwire.replica<r>.weights.<parameter>      weights of island r
+    gradwire.replica<r>.departures.<parameter>   its weights when an exchange was begun
+    gradwire.replica<r>.optimizer.<n>.<key>.<parameter>   moments of its n-th optimiser
+    gradwire.shared.reference.<parameter>        x, the same on all islands
+    gradwire.shared.outer.<parameter>            outer momentum
+    gradwire.shared.update.<parameter>           an update that has not landed yet
+
 The replica is in the key because replicas keep different residuals. Under one key torch would save
 one residual for all. `gradwire.save` adds gradwire.json, with the sha256 of each of torch's files.
 """
@@ -17,9 +26,9 @@ import logging
 import re
 import secrets
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,11 +36,14 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from gradwire.accumulate.owned import OWNED
 from gradwire.errors import ExchangeError, GradwireError, StateError, one_line
+from gradwire.exchange import EXCHANGES
 from gradwire.ranks.group import uncounted
 from gradwire.ranks.together import gather_words
 from gradwire.state.saved import plain
 from gradwire.state.saved.check import check_sizes
+from gradwire.state.saved.cuts import ShardedState
 from gradwire.state.saved.dcp_reader import (
     METADATA,
     Reader,
@@ -49,22 +61,22 @@ from gradwire.state.saved.manifest import (
     refuse_other,
     write_manifest,
 )
-from gradwire.torch_internals import shard, shard_size
-
-if TYPE_CHECKING:
-    from gradwire.integrate.fsdp import ShardedWire
+from gradwire.torch_internals import local_of
 
 log = logging.getLogger("gradwire")
 
 _TOP = "gradwire"
-_VECTORS = ("residual", "velocity")
+_VECTORS = ("residual", "velocity", "owned")
+"""Vectors of any state, for the parameters that are not empty."""
+_REPLICA_VECTORS = ("weights", "departures")
+_SHARED_VECTORS = ("reference", "outer", "update")
 _OURS = re.compile(r"__\d+_[0-9a-f]{8}_\d+\.distcp")
 """Names of the data files that `save` writes; those of torch have no word in the middle."""
 
 
 @torch.no_grad()
-def state_dict(wire: "ShardedWire", guarded: bool = False) -> dict[str, Any]:
-    """Return the value of `ShardedWire.state_dict`, with the last step settled.
+def state_dict(wire: ShardedState, guarded: bool = False) -> dict[str, Any]:
+    """Return the value of ShardedWire.state_dict, with the last step settled.
 
     After a resume that step cannot be skipped any more. guarded: True if a manifest is written
     too. Then `load` refuses the folder without its manifest.
@@ -73,6 +85,10 @@ def state_dict(wire: "ShardedWire", guarded: bool = False) -> dict[str, Any]:
     part: dict[str, Any] = {"residual": _tensors(wire, [b.residual(skipped) for b in wire.bundles])}
     if wire.config.momentum:
         part["velocity"] = _tensors(wire, [b.momentum(skipped) for b in wire.bundles])
+    if EXCHANGES[wire.config.exchange].owns_parts:
+        kept = [b.owned_vector(skipped) if b.keeps_owned else 0 * b.u for b in wire.bundles]
+        part["owned"] = _tensors(wire, kept)
+    more = wire.more_saved()
     header = plain.pack_header(wire) | {
         "skipped": False,
         "user_skip": False,
@@ -80,15 +96,21 @@ def state_dict(wire: "ShardedWire", guarded: bool = False) -> dict[str, Any]:
         "strides": {},
         "shard": [wire.shard, wire.shards],
         "guarded": guarded,
+        **more.header,
     }
     header["counts"]["skipped"] += int(skipped)
+    for memory in header["memory"]:
+        # By parameter in "owned", so that other shards can read it.
+        memory.pop(OWNED, None)
     content = io.BytesIO()
     torch.save(header, content)
-    return {f"replica{wire.group.rank}": part | {f"shard{wire.shard}": content.getvalue()}}
+    part |= {**more.vectors, f"shard{wire.shard}": content.getvalue()}
+    shared = {"shared": dict(more.shared)} if more.shared else {}
+    return {f"replica{wire.group.rank}": part, **shared}
 
 
-def load_state_dict(wire: "ShardedWire", saved: Mapping[str, Any]) -> None:
-    """Check everything, then change `wire`; for `ShardedWire.load_state_dict`."""
+def load_state_dict(wire: ShardedState, saved: Mapping[str, Any]) -> None:
+    """Check everything, then change `wire`; for ShardedWire.load_state_dict."""
     replica, shard = f"replica{wire.group.rank}", f"shard{wire.shard}"
     part = saved.get(replica, {}) if isinstance(saved, Mapping) else {}
     if shard not in part:
@@ -98,14 +120,15 @@ def load_state_dict(wire: "ShardedWire", saved: Mapping[str, Any]) -> None:
         )
     header = _parse_header(part[shard])
     _check_place(header, wire.group.rank, wire.group.size, wire.shard, wire.shards)
-    plain.restore(wire, _checked(wire, part, header))
+    wire.restore(_checked(wire, {**part, **saved.get("shared", {})}, header))
 
 
-def save(wire: "ShardedWire", path: Path) -> None:
+def save(wire: ShardedState, path: Path) -> None:
     """Save as `gradwire.save` does. A collective call of all replicas and shards.
 
     Files have new names. The files of the last checkpoint go when the new one is whole.
     """
+    _refuse_part_of_job(wire)
     rank = dist.get_rank()
     draft = Draft(path, rank, [METADATA, MANIFEST] if rank == 0 else [])
     _agree(wire, "save")
@@ -121,7 +144,17 @@ def save(wire: "ShardedWire", path: Path) -> None:
             (path / name).unlink()
 
 
-def _write(wire: "ShardedWire", draft: Draft, token: str) -> set[str]:
+def _refuse_part_of_job(wire: ShardedState) -> None:
+    """Raise StateError if the job has ranks without this model; torch would wait for them."""
+    ranks, job = wire.group.size * wire.shards, dist.get_world_size()
+    if ranks != job:
+        raise StateError(
+            f"gradwire.save writes a sharded model with all ranks of the job, and this model is on "
+            f"{ranks} of {job}: save wire.state_dict() with a torch.distributed.checkpoint of yours"
+        )
+
+
+def _write(wire: ShardedState, draft: Draft, token: str) -> set[str]:
     """Write all files, then the manifest; return their names. A collective call.
 
     An error on one rank is an error on every rank.
@@ -186,7 +219,7 @@ def _digests(path: Path, token: str) -> dict[str, str]:
 
 
 @torch.no_grad()
-def load(wire: "ShardedWire", path: Path) -> None:
+def load(wire: ShardedState, path: Path) -> None:
     """Load as `gradwire.load` does, also from a checkpoint with entries of others.
 
     Everything is read and checked before anything is changed. A fault on one rank is an error on
@@ -209,39 +242,49 @@ def load(wire: "ShardedWire", path: Path) -> None:
         failure.__cause__ = error
     _raise_together(wire, failure, StateError)
     _compare(wire, path, seal, digests)
-    plain.restore(wire, ready)
+    wire.restore(ready)
     note_identity(wire, run)
 
 
-def _compare(wire: "ShardedWire", path: Path, seal: str, digests: list[str]) -> None:
+def _compare(wire: ShardedState, path: Path, seal: str, digests: list[str]) -> None:
     """Raise on every rank unless all have read the same manifest and parts that fit together."""
-    rows = _gather_all(wire, [seal, *digests])
-    size = wire.group.size
+    rows, size = _gather_all(wire, [seal, *digests]), wire.group.size
     for place, row in enumerate(rows):
-        # Only replicas of one shard have the same bundles: a small parameter lies on one shard.
-        fits = row[:-1] == rows[0][:-1] and row[-1] == rows[place // size * size][-1]
+        # Only replicas of one shard have the same bundles and the same part of x: a small parameter
+        # lies on one shard. The manifest comes first.
+        both = 1 + plain.IN_COMMON.index("shared weights")
+        first = rows[0][:both] + rows[place // size * size][both:]
+        fits = row == first
         if not fits:
             raise StateError(f"{path}: ranks hold different checkpoints. Copy one to all.")
 
 
 def _part_of(
-    saved: "_SavedFolder", wire: "ShardedWire"
+    saved: "_SavedFolder", wire: ShardedState
 ) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
     """Return this rank's shard of the vectors, and a header.
 
     When the number of replicas has changed, return the mean over all saved replicas.
     """
+    wire.check_kind(_parse_header(saved.read_first_header()))
     saved.check_parameters(wire)
     replicas = range(saved.replicas)
     if saved.replicas == wire.group.size:
         replicas = range(wire.group.rank, wire.group.rank + 1)
+    is_same = saved.replicas == wire.group.size and saved.shards == wire.shards
     part: dict[str, dict[str, Tensor]] = {}
     first: dict[str, Any] = {}
     for replica in replicas:
         vectors, content = saved.read_replica(wire, replica)
         header = _parse_header(content)
         saved.check_header(wire, replica, header)
-        first = first or header
+        if not first:
+            first = header
+            part = saved.read_shared(wire) | saved.read_moments(wire, replica)
+        if not is_same:
+            # Owners of the mean will have other parts.
+            for name, tensor in vectors.pop("owned", {}).items():
+                vectors["residual"][name] = vectors["residual"][name] + saved.replicas * tensor
         for field, tensors in vectors.items():
             total = part.setdefault(field, {})
             for name, tensor in tensors.items():
@@ -250,31 +293,33 @@ def _part_of(
     return part, first
 
 
-def _groups(wire: "ShardedWire") -> list[Any]:
+def _groups(wire: ShardedState) -> list[Any]:
     """Return the replicas of this rank's shard, then the shards of this rank's replica."""
-    return [wire.group, wire.engine.shard_ranks]
+    return [wire.group, *wire.inner_groups]
 
 
-def _agree(wire: "ShardedWire", operation: str) -> None:
+def _agree(wire: ShardedState, operation: str) -> None:
     """Raise on every rank unless all run `operation`. Before a load the steps may differ."""
     for group in _groups(wire):
         with uncounted(group):
             group.agree(operation, steps=wire.steps if operation == "save" else 0)
 
 
-def _gather_all(wire: "ShardedWire", value: Any) -> list[Any]:
+def _gather_all(wire: ShardedState, value: Any) -> list[Any]:
     """Return `value` of every rank: of all replicas of shard 0, then of shard 1, and so on.
 
     A collective call.
     """
-    replicas, shards = _groups(wire)
-    with uncounted(replicas):
-        column = gather_words(replicas, value, wire.device)
-    return [word for row in gather_words(shards, column, wire.device) for word in row]
+    values = [value]
+    for group in _groups(wire):
+        with uncounted(group):
+            rows = gather_words(group, values, wire.device)
+        values = [word for row in rows for word in row]
+    return values
 
 
 def _raise_together(
-    wire: "ShardedWire",
+    wire: ShardedState,
     failure: BaseException | None,
     kind: type[GradwireError],
     draft: Draft | None = None,
@@ -317,12 +362,18 @@ class _SavedFolder:
                 f"every file into the folder"
             )
 
-    def check_parameters(self, wire: "ShardedWire") -> None:
+    def read_first_header(self) -> bytes:
+        """Return the header of the first rank."""
+        key = f"{self._prefix}replica0.shard0"
+        content: bytes = read_into(self._path, self._digests, {key: b""})[key]
+        return content
+
+    def check_parameters(self, wire: ShardedState) -> None:
         """Raise StateError unless names and sizes of the parameters are this model's."""
         start = f"{self._prefix}replica0.residual."
         entries: Mapping[str, Any] = self._entries
         sizes = {k[len(start) :]: e.size for k, e in entries.items() if k.startswith(start)}
-        wanted = {p.name: shard(p.parameter).size() for u in wire.units for p in u.shard_slots}
+        wanted = {name: torch.Size(cut.size) for name, cut in wire.cuts().items()}
         if names := sorted(sizes.keys() ^ wanted.keys()):
             raise StateError(f"{self._path} and this model differ in parameters: {names[:3]}")
         for name, size in wanted.items():
@@ -332,7 +383,7 @@ class _SavedFolder:
                     f"{tuple(size)}"
                 )
 
-    def check_header(self, wire: "ShardedWire", replica: int, header: Mapping[str, Any]) -> None:
+    def check_header(self, wire: ShardedState, replica: int, header: Mapping[str, Any]) -> None:
         """Raise StateError unless a rank's header agrees with the manifest and the rank's place."""
         if not self._manifest and header.get("guarded"):
             raise StateError(
@@ -349,27 +400,72 @@ class _SavedFolder:
         _check_place(header, replica, self.replicas, shard, self.shards)
 
     def read_replica(
-        self, wire: "ShardedWire", replica: int
+        self, wire: ShardedState, replica: int
     ) -> tuple[dict[str, dict[str, Tensor]], bytes]:
         """Return this rank's shard of one replica's vectors, and the header of a rank of it.
 
         When the number of shards has changed, the header is that of shard 0.
         """
-        prefix = f"{self._prefix}replica{replica}"
-        shard = f"{prefix}.shard{wire.shard if self.shards == wire.shards else 0}"
-        names = [p.name for unit in wire.units for p in unit.shard_slots]
-        flat: dict[str, Any] = {
-            f"{prefix}.{field}.{name}": tensor
-            for field in _VECTORS
-            if f"{prefix}.{field}.{names[0]}" in self._entries
-            for name, tensor in _tensors(wire, None).items()
-        }
-        filled = read_into(self._path, self._digests, flat | {shard: b""})
-        local: dict[str, dict[str, Tensor]] = {}
-        for key in flat:
-            field, name = key[len(prefix) + 1 :].split(".", 1)
-            local.setdefault(field, {})[name] = filled[key].to_local()
-        return local, filled[shard]
+        prefix = f"{self._prefix}replica{replica}."
+        shard = f"{prefix}shard{wire.shard if self.shards == wire.shards else 0}"
+        filled = self._read(wire, prefix, [*_VECTORS, *_REPLICA_VECTORS], {shard: b""})
+        content: bytes = filled.pop(shard)
+        return _by_field(filled, prefix), content
+
+    def read_shared(self, wire: ShardedState) -> dict[str, dict[str, Tensor]]:
+        """Return this rank's part of the vectors that all replicas have alike."""
+        prefix = f"{self._prefix}shared."
+        return _by_field(self._read(wire, prefix, _SHARED_VECTORS), prefix)
+
+    def read_moments(self, wire: ShardedState, replica: int) -> dict[str, Any]:
+        """Return the moments of a replica's optimisers, "<n>.<key>.<parameter>" in "optimizer".
+
+        Moments are cut as the parameters are, or whole where every rank has them whole.
+        """
+        prefix = f"{self._prefix}replica{replica}.optimizer."
+        into: dict[str, Any] = {}
+        entries: Mapping[str, Any] = self._entries
+        cuts = wire.cuts()
+        for key, entry in entries.items():
+            name = key[len(prefix) :].split(".", 2)[-1]
+            if not key.startswith(prefix) or name not in cuts:
+                continue
+            dtype = entry.properties.dtype
+            if not wire.has_whole_moments and torch.Size(cuts[name].size) == entry.size:
+                empty = torch.zeros(tuple(cuts[name].shape), dtype=dtype, device=wire.device)
+                into[key] = cuts[name].wrap(empty)
+            else:
+                into[key] = torch.zeros(entry.size, dtype=dtype, device=wire.device)
+        filled = read_into(self._path, self._digests, into) if into else {}
+        return {"optimizer": {key[len(prefix) :]: tensor for key, tensor in filled.items()}}
+
+    def _read(
+        self,
+        wire: ShardedState,
+        prefix: str,
+        fields: Sequence[str],
+        into: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Return the vectors of these fields that the folder has, as local parts, and `into`."""
+        wanted = dict(into or {})
+        entries: Mapping[str, Any] = self._entries
+        for field in fields:
+            for name, cut in wire.cuts().items():
+                if (key := f"{prefix}{field}.{name}") in entries:
+                    dtype = entries[key].properties.dtype
+                    empty = torch.zeros(tuple(cut.shape), dtype=dtype, device=wire.device)
+                    wanted[key] = cut.wrap(empty)
+        filled = read_into(self._path, self._digests, wanted) if wanted else {}
+        return {key: _local(value) for key, value in filled.items()}
+
+
+def _by_field(filled: Mapping[str, Tensor], prefix: str) -> dict[str, dict[str, Tensor]]:
+    """Return tensors by field and by name, out of "<prefix><field>.<name>"."""
+    out: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in filled.items():
+        field, name = key[len(prefix) :].split(".", 1)
+        out.setdefault(field, {})[name] = tensor
+    return out
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
@@ -384,29 +480,18 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     return {}
 
 
-def _tensors(wire: "ShardedWire", vectors: list[Tensor] | None) -> dict[str, DTensor]:
+def _tensors(wire: ShardedState, vectors: list[Tensor] | None) -> dict[str, DTensor]:
     """Return each parameter's part of its bundle's vector as a DTensor sharded like the parameter.
 
     vectors: one per bundle; None stands for zeros.
     """
     out = {}
-    for unit in wire.units:
-        for place in unit.shard_slots:
-            like = shard(place.parameter)
-            local = torch.zeros(
-                shard_size(place.parameter), dtype=torch.float32, device=wire.device
-            )
-            if vectors is not None and place.numel:
-                bundle, slot = wire.home(place.name)
-                local.copy_(bundle.view(vectors[bundle.index], slot))
-            out[place.name] = DTensor.from_local(
-                local,
-                like.device_mesh,
-                like.placements,
-                run_check=False,
-                shape=like.size(),
-                stride=like.stride(),
-            )
+    for name, cut in wire.cuts().items():
+        local = torch.zeros(tuple(cut.shape), dtype=torch.float32, device=wire.device)
+        if vectors is not None and local.numel():
+            bundle, slot = wire.home(name)
+            local.copy_(bundle.view(vectors[bundle.index], slot))
+        out[name] = cut.wrap(local)
     return out
 
 
@@ -436,7 +521,7 @@ def _check_place(
 
 
 def _checked(
-    wire: "ShardedWire", part: Mapping[str, Any], saved: dict[str, Any], same: bool = True
+    wire: ShardedState, part: Mapping[str, Any], saved: dict[str, Any], same: bool = True
 ) -> dict[str, Any]:
     """Return the state in `part` and the header `saved`, ready for `restore`.
 
@@ -454,6 +539,7 @@ def _checked(
             raise StateError(f"the state's {field} must be tensors by name")
         tensors = {name: _local(tensor).float() for name, tensor in vectors.items()}
         saved[field] = {name: tensor for name, tensor in tensors.items() if tensor.numel()}
+    wire.adopt_vectors(saved, part)
     plain.check_state(wire, saved)
     for names in saved["bundles"]:
         if len({wire.home(name)[1].unit for name in names}) > 1:
@@ -468,5 +554,5 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, Tensor)
 
 
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+def _local(tensor: Any) -> Any:
+    return local_of(tensor)

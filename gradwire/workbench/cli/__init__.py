@@ -1,6 +1,9 @@
 """The `gradwire` command."""
 
+import os
+import signal
 import sys
+from types import FrameType
 
 from gradwire.errors import GradwireError
 from gradwire.version import __version__
@@ -17,14 +20,24 @@ def main() -> None:
     try:
         _run()
     except KeyboardInterrupt:
-        # Before a command has begun: the imports take seconds.
-        print("stopped before the beginning.", file=sys.stderr)
-        sys.exit(130)
+        # A command has a handler of its own once it has begun.
+        _stop()
+
+
+def _stop(number: int = signal.SIGINT, frame: FrameType | None = None) -> None:
+    """End at Ctrl-C in one line, before a command has begun."""
+    print("stopped before the beginning.", file=sys.stderr, flush=True)
+    os._exit(130)
 
 
 def _run() -> None:
     try:
+        # The imports take seconds. torch takes a KeyboardInterrupt that reaches it while it
+        # imports numpy for a missing numpy, so the handler raises none.
+        before = signal.signal(signal.SIGINT, _stop)
         from gradwire.workbench.cli.app import app
+
+        signal.signal(signal.SIGINT, before)
     except ModuleNotFoundError as error:
         if error.name not in _NEEDED:
             raise

@@ -1,5 +1,7 @@
 """The command `gradwire plan`."""
 
+import functools
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -7,7 +9,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from gradwire.errors import ConfigError
+from gradwire.errors import ConfigError, one_line
 from gradwire.workbench.cli.say import console, say
 
 _NEAR = 0.15
@@ -15,7 +17,12 @@ _NEAR = 0.15
 
 
 def plan_command(
-    model: str = typer.Option("", help="A name (`gradwire.workbench.models`), or a .pt of shapes."),
+    model: str = typer.Option(
+        "",
+        help="resnet50, gpt2, 7B, ... (`gradwire plan --models`), my.module:build (a function that "
+        "returns an nn.Module), or a .pt of shapes.",
+    ),
+    models: bool = typer.Option(False, "--models", help="List the names of models, and end."),
     params: str = typer.Option(
         "", help="In place of a model: the number of parameters, such as 70B."
     ),
@@ -26,10 +33,24 @@ def plan_command(
     batch: int | None = typer.Option(None, help="Examples per worker. Default: the recipe's."),
     workers: int | None = typer.Option(None, help="Workers, one GPU each."),
     nodes: int | None = typer.Option(None, help="Nodes, one link each. Default: one per worker."),
-    link: str = typer.Option("10gbit", help="A node's link: 100mbit, 10gbit."),
+    gpus_per_node: int | None = typer.Option(
+        None, help="Workers of a node, in place of --workers: --nodes 2 --gpus-per-node 8."
+    ),
+    link: str = typer.Option("10gbit", help="A node's link: 100mbit, 10Gbps, 25 Gbit/s."),
     latency: str = typer.Option("50us", help="Latency of a link, one way: 50us, 5ms."),
-    local_link: str = typer.Option("200gbit", help="The link of each GPU inside its node."),
+    inner_link: str = typer.Option(
+        "200gbit",
+        "--inner-link",
+        "--local-link",
+        help="The link of each GPU inside its node: nvlink4, pcie4, 200gbit.",
+    ),
     gpu: str = typer.Option("", help="v100, a100, h100, ..., cpu. Default: measured here."),
+    optimizer: str = typer.Option(
+        "", help="sgd, adamw or muon. Default: the usual one of such a network."
+    ),
+    recipe: str = typer.Option(
+        "", help="Only this recipe may be recommended: plain-union, muon, muon-wan, ..."
+    ),
     density: str = typer.Option("", help="Only these densities, with commas."),
     min_density: float = typer.Option(0.001, help="The least density that may be recommended."),
     methods: str = typer.Option("", help="Only these, with commas: topk, topk/union."),
@@ -49,13 +70,17 @@ def plan_command(
 ) -> None:
     """Predict the seconds of a step for every way to exchange gradients, and recommend one.
 
-    The recommendation may be not to compress. It is about time only: a density below 1 % may cost
-    accuracy.
+    Beside gradwire's ways stand PyTorch's: DDP, its bf16 and PowerSGD hooks, and FSDP. The
+    recommendation may be not to compress. Times are predicted; what a way does to the accuracy is
+    said where it was measured.
     """
-    from gradwire.plan.planner import plan as make_plan
+    from gradwire.plan.ask import plan as make_plan
     from gradwire.workbench.report.plan_page import check_html_name, write_plan_page
-    from gradwire.workbench.report.plan_text import WIDTH, plan_table
+    from gradwire.workbench.report.plan_text import WIDTH, left_out, plan_table
 
+    if models:
+        _list_models()
+        return
     if check:
         _check(check, as_json)
         return
@@ -68,14 +93,15 @@ def plan_command(
             return
         workers, nodes = cluster["ranks"], cluster["nodes"]
         links = {"link": cluster["link"], "latency": cluster["latency"]}
-    if workers is None:
-        raise ConfigError("workers must be given: --workers 16, or --measure under torchrun")
+    workers, nodes = _count_workers(workers, nodes, gpus_per_node)
     result = make_plan(
-        model,
+        _imported(model) if ":" in model else model,
         workers=workers,
         nodes=nodes,
-        local_link=local_link,
+        inner_link=inner_link,
         gpu=gpu,
+        optimizer=optimizer,
+        recipe=recipe,
         params=_count(params),
         step_seconds=step_seconds,
         batch=batch,
@@ -91,12 +117,79 @@ def plan_command(
         # Wide enough for the table: a narrow terminal wraps lines, rich would cut numbers off.
         Console(width=max(WIDTH, console.width)).print(plan_table(result, everything))
         say(result.recommendation.reason, style="bold")
-        for note in result.notes:
+        for line in result.recommendation.code:
+            say(f"    {line}")
+        for note in filter(None, [*result.notes, left_out(result, everything)]):
             say(f"note: {note}.")
     if html is not None:
         path = write_plan_page(result, html)
         if not as_json:
             say(f"page  {path}")
+
+
+def _list_models() -> None:
+    """Print the names of models, with their parameters."""
+    from gradwire.plan.language import language_sizes
+    from gradwire.plan.show import show_count
+    from gradwire.workbench.models import MODELS
+
+    sizes = {name: spec.parameters for name, spec in MODELS.items()} | language_sizes()
+    for name, count in sizes.items():
+        say(f"{name:14} {show_count(count)} parameters")
+
+
+def _count_workers(
+    workers: int | None, nodes: int | None, gpus_per_node: int | None
+) -> tuple[int, int | None]:
+    """Return workers and nodes from two of the three numbers."""
+    if gpus_per_node is None:
+        if workers is None:
+            raise ConfigError("workers must be given: --workers 16, or --measure under torchrun")
+        return workers, nodes
+    if gpus_per_node < 1:
+        raise ConfigError(f"gpus_per_node must be at least 1, got {gpus_per_node}")
+    if nodes is None:
+        if workers is None or workers % gpus_per_node:
+            raise ConfigError(
+                f"--gpus-per-node {gpus_per_node} needs --nodes, or --workers that it divides"
+            )
+        nodes = workers // gpus_per_node
+    if workers not in (None, nodes * gpus_per_node):
+        raise ConfigError(
+            f"{nodes} nodes of {gpus_per_node} GPUs are {nodes * gpus_per_node} workers, not "
+            f"{workers}: leave out --workers"
+        )
+    return nodes * gpus_per_node, nodes
+
+
+def _imported(name: str) -> Any:
+    """Return the module that `package.file:function` builds, on the meta device if it can."""
+    import sys
+
+    import torch
+
+    place, _, attribute = name.partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        build = functools.reduce(getattr, attribute.split("."), importlib.import_module(place))
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"model {name!r} cannot be imported: {one_line(error)}") from error
+    finally:
+        sys.path.pop(0)
+    if not callable(build):
+        raise ConfigError(f"model {name!r} is a {type(build).__name__}, not a function")
+    try:
+        with torch.device("meta"):
+            module = build()
+    except Exception:
+        # Some code of models needs real numbers, for example to initialise weights.
+        try:
+            module = build()
+        except Exception as error:
+            raise ConfigError(f"model {name!r} failed: {one_line(error)}") from error
+    if not isinstance(module, torch.nn.Module):
+        raise ConfigError(f"model {name!r} gave a {type(module).__name__}, not an nn.Module")
+    return module
 
 
 def _check(source: str, as_json: bool) -> None:

@@ -26,6 +26,15 @@ def study(
         0, min=0, help="Epochs in place of the study's own (accuracy, convergence)."
     ),
     model: str = typer.Option("", help="Language: gpt-tiny to gpt-124m. Lists take commas."),
+    extend: bool = typer.Option(
+        False,
+        "--extend",
+        help="Language: add learning rates, by factors of 2, until the best has a worse one on "
+        "both sides; then the other seeds at the best.",
+    ),
+    vocabulary: str = typer.Option(
+        "", help="Language: tokens of a byte-pair encoding of the text; 0 for bytes."
+    ),
     width: str = typer.Option("", help="Language: entries of a token."),
     depth: str = typer.Option("", help="Language: decoder blocks."),
     workers: str = typer.Option("", help="Language: virtual workers."),
@@ -34,6 +43,13 @@ def study(
     recipe: str = typer.Option("", help="Language: the ways to train."),
     every: str = typer.Option("", help="Language: steps per round."),
     lr: str = typer.Option("", help="Language: the largest learning rate."),
+    exchange: str = typer.Option("", help="Language: allgather or owner, in place of a recipe's."),
+    values: str = typer.Option("", help="Language: how entries travel, e.g. sign or two-bit."),
+    back: str = typer.Option("", help="Language: how owners send means back, e.g. int4."),
+    density: str = typer.Option("", help="Language: the share of entries that is sent."),
+    outer_lr: str = typer.Option("", help="Language: the outer learning rate."),
+    outer_momentum: str = typer.Option("", help="Language: the outer momentum."),
+    decay: str = typer.Option("", help="Language: the factor on the residual per round."),
     only: list[str] = typer.Option(
         [], "--only", help="Measure only cells with this text: `--only fnn3,lenet5 --only topk`."
     ),
@@ -59,8 +75,11 @@ def study(
     files = str(data_dir.expanduser().absolute()) if data_dir else None
     given = {"model": model, "width": width, "depth": depth, "workers": workers, "tokens": tokens}
     given |= {"steps": steps, "recipe": recipe, "every": every, "lr": lr}
+    given |= {"vocabulary": vocabulary, "exchange": exchange, "values": values, "back": back}
+    given |= {"density": density, "decay": decay}
+    given |= {"outer_lr": outer_lr, "outer_momentum": outer_momentum}
     chosen = {name: text for name, text in given.items() if text}
-    settings = Settings(small, files, kind, seed, seeds, epochs, chosen=chosen)
+    settings = Settings(small, files, kind, seed, seeds, epochs, chosen=chosen, extend=extend)
     command = f"gradwire {shlex.join(sys.argv[1:])}"
     try:
         page = run_study(STUDIES[name], settings, out, command, say, only, jobs)

@@ -23,6 +23,8 @@ EXAMPLES = """Examples:
 
   gradwire train --model resnet20 --data-dir ~/data --recipe plain-union --cosine --compare dense
 
+  gradwire train --model gpt-tiny --recipe muon --workers 4 --compare dense-muon
+
   torchrun --nproc-per-node=8 -m gradwire train --model resnet20 --data-dir ~/data --out runs/a
 
   gradwire train --resume runs/a

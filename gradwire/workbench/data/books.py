@@ -1,6 +1,7 @@
-"""Texts as bytes, one file per part: a folder of books, or the embedded novels."""
+"""Texts as bytes or tokens, one file per part: a folder of books, or the embedded novels."""
 
 import lzma
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,19 +18,30 @@ PARTS = ("train", "valid", "test")
 EMBEDDED_FOLDER = Path(__file__).parent / "embedded"
 
 
-def load_books(folder: Path, window: int) -> Text:
+def load_books(folder: Path, window: int, vocabulary: int = 0) -> Text:
     """Return the texts train, valid and test in `folder`, or in its folder "books".
 
-    Each is one file, "train.txt" or "train.txt.xz". Any text does.
+    Each is one file, "train.txt" or "train.txt.xz". Any text does. vocabulary: the number of tokens
+    of a byte-pair encoding that is trained on the first text; 0 for bytes.
     """
-    train, valid, test = (_read_bytes(_find_part(folder, part)) for part in PARTS)
-    return Text("books", train, test, BYTES, window, valid=valid)
+    return _make_text("books", [_find_part(folder, part) for part in PARTS], window, vocabulary)
 
 
-def load_novels(window: int) -> Text:
+def load_novels(window: int, vocabulary: int = 0) -> Text:
     """Return the embedded novels, 684 kB to train on and 66 kB each to score on."""
-    train, valid, test = (_read_bytes(EMBEDDED_FOLDER / f"{part}.txt.xz") for part in PARTS)
-    return Text("novels", train, test, BYTES, window, valid=valid)
+    paths = [EMBEDDED_FOLDER / f"{part}.txt.xz" for part in PARTS]
+    return _make_text("novels", paths, window, vocabulary)
+
+
+def _make_text(name: str, paths: Sequence[Path], window: int, vocabulary: int) -> Text:
+    train, valid, test = texts = [_read_bytes(path) for path in paths]
+    if not vocabulary:
+        return Text(name, train, test, BYTES, window, valid=valid)
+    from gradwire.workbench.data.byte_pairs import encode_texts
+
+    lengths = dict(zip(PARTS, map(len, texts), strict=True))
+    train, valid, test = encode_texts(texts, vocabulary)
+    return Text(name, train, test, vocabulary, window, valid=valid, lengths=lengths)
 
 
 def _find_part(folder: Path, part: str) -> Path:

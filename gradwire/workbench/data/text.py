@@ -1,7 +1,7 @@
 """Texts of words, and Penn Treebank and WikiText-2 from their files; examples are windows."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -24,6 +24,7 @@ class Text:
 
     Example i is the `window` words from word i * window on, and for each the word that follows.
     valid: a third text, to choose settings on.
+    lengths: the bytes of each text by name, where words are not bytes.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Text:
     window: int
     at_once: int = 50
     valid: Tensor | None = None
+    lengths: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         parts = {"training": self.train, "validation": self.valid, "test": self.test}
@@ -61,6 +63,13 @@ class Text:
         valid = None if self.valid is None else self.valid.to(device)
         train, test = self.train.to(device), self.test.to(device)
         return replace(self, train=train, test=test, valid=valid)
+
+    def tokens_per_byte(self, part: str) -> float:
+        """Return the words of a text over its bytes: 1 where a word is a byte."""
+        if part not in self.lengths:
+            return 1.0
+        stream: Tensor = getattr(self, part)
+        return len(stream) / self.lengths[part]
 
     def training_batch(self, indices: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         """Return words and the words that follow, [n, window] each; `seed` is unused."""

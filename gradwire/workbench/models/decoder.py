@@ -102,10 +102,12 @@ def _spec(name: str, parameters: int, lr: float, **size: Any) -> ModelSpec:
         lr=lr,
         epochs=1,
         clip=1.0,
-        task="language",
+        task="bytes",
         data=("books",),
         optimizer="adamw",
-        embedded=Embedded("novels", batch=8, lr=4e-3, epochs=1, size=TINY),
+        weight_decay=0.1,
+        cosine=True,
+        embedded=Embedded("novels", batch=8, lr=4e-3, epochs=2, size=TINY),
     )
 
 

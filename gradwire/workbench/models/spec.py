@@ -12,9 +12,10 @@ class ModelSpec:
     """A network and its published recipe.
 
     parameters: the number of trained entries. shape: that of one input. batch: examples per worker.
-    clip: the largest norm of an averaged gradient, 0 for no limit. task: "classify", "language",
-    "speech", or "" for a network that is not trained here. data: the data sets to train on,
-    the usual one first. embedded: the recipe on a data set without files.
+    clip: the largest norm of an averaged gradient, 0 for no limit. cosine: True if the learning
+    rate warms up and falls like a cosine. task: "classify", "language", "bytes", "speech", or ""
+    for a network that is not trained here. data: the data sets to train on, the usual one first.
+    embedded: the recipe on a data set without files.
     """
 
     name: str
@@ -30,6 +31,8 @@ class ModelSpec:
     task: str = "classify"
     data: tuple[str, ...] = ()
     optimizer: str = "sgd"
+    weight_decay: float = 0.0
+    cosine: bool = False
     embedded: "Embedded | None" = None
 
     def build(self, **kw: object) -> nn.Module:

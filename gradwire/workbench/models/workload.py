@@ -35,6 +35,8 @@ def workload_by_name(
         shares_of(macs),
         flops / device.flops if seconds is None else check_seconds(seconds),
         seconds is not None,
+        spec.optimizer,
+        work=f"{batch} examples per worker",
     )
 
 
@@ -46,28 +48,32 @@ def _profile(name: str) -> tuple[Shapes, tuple[float, ...]]:
         model = spec.build()
     macs = _multiplications(model, spec)
     shapes = [(n, tuple(p.shape)) for n, p in model.named_parameters() if p.requires_grad][::-1]
-    return tuple(shape for _, shape in shapes), tuple(macs.get(name, 0.0) for name, _ in shapes)
+    names = {name: id(p) for name, p in model.named_parameters()}
+    return (
+        tuple(shape for _, shape in shapes),
+        tuple(macs.get(names[name], 0.0) for name, _ in shapes),
+    )
 
 
-def _multiplications(model: nn.Module, spec: ModelSpec) -> dict[str, float]:
-    """Count the multiplications of one example's forward pass, by the name of the weight."""
-    counts: dict[str, float] = {}
+def _multiplications(model: nn.Module, spec: ModelSpec) -> dict[int, float]:
+    """Count the multiplications of one example's forward pass, by the id of the weight.
+
+    A head that shares its weight with the embedding has another name for it.
+    """
+    counts: dict[int, float] = {}
     handles = []
 
-    def count(name: str) -> Any:
-        def hook(module: nn.Module, _: Any, output: Any) -> None:
-            y = output[0] if isinstance(output, tuple) else output
-            channels = y.shape[-1] if not isinstance(module, nn.Conv1d | nn.Conv2d) else y.shape[1]
-            for parameter_name, parameter in module.named_parameters(recurse=False):
-                if parameter.dim() > 1:
-                    key = f"{name}.{parameter_name}" if name else parameter_name
-                    counts[key] = counts.get(key, 0.0) + parameter.numel() * (y.numel() // channels)
+    def count(module: nn.Module, _: Any, output: Any) -> None:
+        y = output[0] if isinstance(output, tuple) else output
+        channels = y.shape[-1] if not isinstance(module, nn.Conv1d | nn.Conv2d) else y.shape[1]
+        for parameter in module.parameters(recurse=False):
+            if parameter.dim() > 1:
+                done = parameter.numel() * (y.numel() // channels)
+                counts[id(parameter)] = counts.get(id(parameter), 0.0) + done
 
-        return hook
-
-    for name, module in model.named_modules():
+    for module in model.modules():
         if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Linear | nn.LSTM):
-            handles.append(module.register_forward_hook(count(name)))
+            handles.append(module.register_forward_hook(count))
     with torch.no_grad():
         model.eval()(*_example_inputs(spec, next(model.parameters()).dtype))
     for handle in handles:
@@ -76,7 +82,7 @@ def _multiplications(model: nn.Module, spec: ModelSpec) -> dict[str, float]:
 
 
 def _example_inputs(spec: ModelSpec, dtype: torch.dtype) -> list[Tensor]:
-    if spec.task == "language":
+    if spec.task in ("language", "bytes"):
         return [torch.zeros(1, *spec.shape, dtype=torch.long, device="meta")]
     if spec.task == "speech":
         lengths = torch.full((1,), FRAMES, dtype=torch.int64, device="meta")

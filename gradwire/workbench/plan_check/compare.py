@@ -15,8 +15,8 @@ from gradwire.plan.predict import Prediction, Way, predict
 from gradwire.plan.work import Work
 from gradwire.workbench.models.workload import workload_by_name
 
-TORCH_HOOKS = {"dense": Way("dense", "dense"), "bf16": Way("dense", "dense-bf16")}
-"""Ways that send the same bytes as PyTorch's own hooks."""
+TORCH_HOOKS = {"dense": Way("ddp", ""), "bf16": Way("bf16-hook", "")}
+"""PyTorch's own hooks, by the names of `bench step`."""
 ONE_BUCKET_MB = 1e6
 """Bundle size that makes one bucket of any model, as the bench uses for PowerSGD on Gloo."""
 

@@ -108,8 +108,10 @@ def predict_seconds(model: str, method: str, constants: Constants) -> float:
 def _features(model: str, method: str) -> np.ndarray:
     """Return the bytes on a node's link, 1, and the entries that each selection method scans."""
     size = model_spec(model).parameters
-    exchange = "dense" if method == "dense" else "allgather"
-    network = Network(WORKERS, NODES, rate=1.0)
-    legs = EXCHANGES[exchange].legs_on(network, size, entry_count(DENSITY, size), Encoding())
+    exchange = EXCHANGES["dense" if method == "dense" else "allgather"]
+    network, k = Network(WORKERS, NODES, rate=1.0), entry_count(DENSITY, size)
+    # A ring in both cases, as NCCL's was then. The planner's dense adds up inside nodes first.
+    sent = exchange.bytes(WORKERS, size, k, Encoding())
+    legs = [network.ring(sent, exchange.rounds(WORKERS))]
     scanned = [float(size) if method == m else 0.0 for m in METHODS[1:]]
     return np.array([sum(leg.bytes * leg.share for leg in legs), 1.0, *scanned])

@@ -19,6 +19,7 @@ from gradwire.workbench.report.curves import (
 )
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
@@ -34,6 +35,8 @@ REUSED_COLOUR: dict[str, Any] = {"linestyle": (0, (4, 1.2, 1, 1.2))}
 GREY = "#8a8f98"
 MORE_COLOURS = ("#17a2b8", "#d6336c", "#6f7c12", "#7a5a3a")
 """Colours after COLOURS, because charts have more lines than run reports."""
+LETTER, LABEL = 5.5, 13.0
+"""The width of a letter and the height of a label beside a point, in pixels of a drawing."""
 LEGEND_INSIDE = 6
 """Up to this number of lines the legend stands inside the axes, else beside them."""
 
@@ -54,6 +57,7 @@ class Chart:
     """Lines over two axes.
 
     name: the file name, without suffix. caption: stands above the chart. x, y: the axis labels.
+    named_points: True: each line's label stands beside its last point, and there is no legend.
     """
 
     name: str
@@ -64,6 +68,7 @@ class Chart:
     log_x: bool = False
     log_y: bool = False
     y_range: tuple[float, float] | None = None
+    named_points: bool = False
 
     def with_y_range(self, low: float, high: float) -> "Chart":
         """Return the same chart with a y axis from `low` to `high`."""
@@ -106,7 +111,8 @@ def render_png(chart: Chart) -> bytes:
 def _draw(chart: Chart, ink: str, faint: str) -> "Figure":
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(5.2, 3.4), layout="constrained")
+    size = (7.6, 5.2) if chart.named_points else (5.2, 3.4)
+    figure = Figure(figsize=size, layout="constrained")
     axes = figure.add_subplot()
     free = cycle(
         (colour, more) for more in ({}, REUSED_COLOUR) for colour in COLOURS + MORE_COLOURS
@@ -117,7 +123,11 @@ def _draw(chart: Chart, ink: str, faint: str) -> "Figure":
         axes.plot(line.xs, line.ys, color=colour, label=escape_dollars(line.label), **style)
     if chart.log_x:
         axes.set_xscale("log")
-        _set_ticks(axes.xaxis, [x for line in chart.lines for x in line.xs], most=8)
+        _set_ticks(
+            axes.xaxis,
+            [x for line in chart.lines for x in line.xs],
+            most=0 if chart.named_points else 8,
+        )
     elif all(float(x).is_integer() for line in chart.lines for x in line.xs):
         axes.locator_params(axis="x", integer=True)
     if chart.log_y:
@@ -128,11 +138,41 @@ def _draw(chart: Chart, ink: str, faint: str) -> "Figure":
     axes.set_xlabel(escape_dollars(chart.x), fontsize=9, color=ink)
     axes.set_ylabel(escape_dollars(chart.y), fontsize=9, color=ink)
     style_axes(axes, ink, faint)
-    if len(chart.lines) > LEGEND_INSIDE:
+    if chart.named_points:
+        _name_points(axes, chart.lines, ink)
+    elif len(chart.lines) > LEGEND_INSIDE:
         figure.legend(fontsize=6.5, frameon=False, labelcolor=ink, loc="outside right center")
     elif any(line.label for line in chart.lines):
         axes.legend(fontsize=7.5, frameon=False, labelcolor=ink)
     return figure
+
+
+def _name_points(axes: "Axes", lines: Sequence[Line], ink: str) -> None:
+    """Write each line's label beside its last point, moved up or down where labels would meet."""
+    axes.margins(x=0.12, y=0.08)
+    left, right = axes.get_xlim()
+    places = axes.transData.transform([(line.xs[-1], line.ys[-1]) for line in lines])
+    middle = axes.transAxes.transform((0.6, 0))[0]
+    taken: list[tuple[float, float, float]] = []
+    axes.set_xlim(left, right)
+    for (x, y), line in sorted(zip(places, lines, strict=True), key=lambda pair: pair[0][1]):
+        # A label right of the middle stands left of its point, so that it stays inside.
+        width = LETTER * len(line.label)
+        start, end = (x - width, x) if x > middle else (x, x + width)
+        low = y
+        for begin, stop, height in taken:
+            if begin < end and start < stop and abs(low - height) < LABEL:
+                low = height + LABEL
+        taken.append((start, end, low))
+        axes.annotate(
+            escape_dollars(line.label),
+            (line.xs[-1], line.ys[-1]),
+            ((-5 if x > middle else 5), (low - y) * 72 / axes.figure.dpi - 2.5),
+            textcoords="offset points",
+            ha="right" if x > middle else "left",
+            fontsize=7.5,
+            color=ink,
+        )
 
 
 def _set_ticks(axis: "Axis", values: Sequence[float], most: int = 0) -> None:

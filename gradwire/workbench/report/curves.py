@@ -31,14 +31,16 @@ FORMATS: dict[str, Callable[[float], str]] = {
     "test_accuracy": lambda v: f"{100 * v:g} %",
     "test_letter_error": lambda v: f"{100 * v:g} %",
     "test_perplexity": lambda v: f"{v:g}",
+    "test_loss": lambda v: f"{v:g}",
     "bytes_sent": format_bytes,
 }
 
 
 def run_colours(runs: Sequence[Run]) -> list[str]:
-    """Return a colour per run; dense runs are grey."""
+    """Return a colour per run; the first dense run is grey."""
     free = iter(COLOURS * len(runs))
-    return [DENSE if run.dense else next(free) for run in runs]
+    grey = next((run for run in runs if run.dense), None)
+    return [DENSE if run is grey else next(free) for run in runs]
 
 
 def run_charts(runs: Sequence[Run]) -> list[tuple[str, str]]:

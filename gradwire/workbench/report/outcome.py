@@ -6,7 +6,7 @@ from gradwire.workbench.report.read import Run
 
 
 def headline(runs: Sequence[Run]) -> str:
-    """Return the outcome of the first run, compared with the first dense run after it, if any.
+    """Return the outcome of the first run, compared with the dense runs after it, if any.
 
     "topk/allgather at 1 % reached 96.1 % against 96.4 % dense, with 23x fewer bytes."
     """
@@ -14,10 +14,12 @@ def headline(runs: Sequence[Run]) -> str:
     score, show_score = run.score, run.task.words
     if score is None:
         return f"{run.title} has trained for {run.steps:,} steps; no epoch has ended yet."
-    dense = next((r for r in runs[1:] if r.dense and r.score is not None), None)
+    others = {r.title: r for r in runs[1:] if r.dense and r.score is not None}
+    dense = next(iter(others.values()), None)
     sentence = f"{run.title} reached {show_score(score)} {run.task.measure}"
-    if dense is not None and dense.score is not None and not run.dense:
-        sentence += f" against {show_score(dense.score)} dense"
+    if others and not run.dense:
+        scores = [f"{show_score(r.last(r.task.column))} {title}" for title, r in others.items()]
+        sentence += f" against {' and '.join(scores)}"
     sentence += _saved_bytes(run, dense)
     return sentence + _unfinished(run, dense)
 

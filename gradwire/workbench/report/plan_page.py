@@ -1,6 +1,6 @@
 """Write a plan as one HTML file.
 
-The page has a stacked bar per way, the step time against the link rate, and the table.
+The page has the answer, a bar per way, the step time against the link rate, and the table.
 """
 
 import os
@@ -8,36 +8,45 @@ from html import escape
 from pathlib import Path
 
 from gradwire.errors import ConfigError
-from gradwire.plan.network import GOODPUT, show_link
+from gradwire.plan.network import show_link
 from gradwire.plan.planner import ExchangePlan
 from gradwire.plan.predict import Prediction
-from gradwire.workbench.report.chart import GREY, Chart, Line, render_svg
+from gradwire.plan.show import show_bytes, show_count, show_seconds
 from gradwire.workbench.report.page import html_document, html_table
+from gradwire.workbench.report.plan_chart import rate_caption, render_rates
 from gradwire.workbench.report.plan_text import (
     COLUMNS,
-    MORE_COLUMNS,
+    UNIT_NAMES,
+    describe,
+    left_out,
     prediction_cells,
+    show_density,
     shown_predictions,
+    time_unit,
+    way_label,
 )
 
 PARTS = (
-    ("compute", "#8a8f98"),
-    ("compress", "#2f6fde"),
-    ("encode", "#a855b5"),
-    ("decode", "#2c9a6b"),
-    ("exchange, not hidden", "#d9722e"),
+    ("computing", "#8a8f98"),
+    ("own work: choosing, encoding, decoding", "#2f6fde"),
+    ("network, not hidden", "#d9722e"),
 )
-RATES = [10 ** (i / 4) for i in range(28, 46)]
-"""Link rates in bits per second: 10 Mbit/s to 180 Gbit/s."""
-MOST_LINES = 6
-"""Ways that the chart of link rates shows at most."""
+ROOM = 1.6
+"""The longest bar, as a multiple of the fastest uncompressed step; longer ones are cut."""
 BARS = """
 .bars { display: grid; grid-template-columns: max-content 1fr max-content; gap: 6px 12px;
-        align-items: center; font-variant-numeric: tabular-nums; }
+        align-items: center; font-variant-numeric: tabular-nums; font-size: 14px; }
 .bars .bar { display: flex; height: 16px; background: var(--band); }
 .bars .bar i { display: block; height: 100%; }
 .bars .best { font-weight: 650; }
+.bars .time { text-align: right; white-space: nowrap; }
 .legend i { height: 10px; width: 10px; }
+.numbers { font-size: 13px; }
+.numbers td + td, .numbers th + th { padding-left: 8px; }
+@media (max-width: 600px) {
+  .bars { grid-template-columns: 1fr max-content; grid-auto-flow: dense; gap: 2px 12px; }
+  .bars .name { grid-column: 1; } .bars .time { grid-column: 2; }
+  .bars .bar { grid-column: 1 / 3; margin-bottom: 6px; } }
 """
 
 
@@ -63,74 +72,72 @@ def check_html_name(file: Path) -> None:
 def render_plan(plan: ExchangePlan) -> str:
     """Return the page of a plan."""
     load, network, choice = plan.load, plan.network, plan.recommendation
-    about = (
-        f"{load.name}, {load.entries:,} parameters, {network.workers} workers in {network.nodes} "
-        f"nodes, {show_link(network.rate)}, {plan.device.name}"
-    )
-    verdict = f"Use {choice.prediction.way.name}" if choice.compresses else "Do not compress"
+    about = f"{describe(plan)}, {show_link(network.rate)}"
+    count = show_count(load.entries)
+    more = "" if count in load.name else f", {count} parameters"
     legend = "".join(f'<li><i style="background:{c}"></i>{escape(n)}</li>' for n, c in PARTS)
-    notes = "".join(f'<p class="note">{escape(note)}.</p>' for note in plan.notes)
-    chart = _rate_chart(plan)
-    table = html_table((*COLUMNS, *MORE_COLUMNS), map(prediction_cells, shown_predictions(plan)))
+    sentences = [*plan.notes, *filter(None, [left_out(plan)])]
+    notes = "".join(f'<p class="note">{escape(_sentence(note))}</p>' for note in sentences)
+    code = f"<pre>{escape(chr(10).join(choice.code))}</pre>\n" if choice.code else ""
+    shown = shown_predictions(plan)
+    unit = time_unit(shown)
+    table = html_table(COLUMNS, (prediction_cells(plan, p, unit) for p in shown))
+    caption = rate_caption(plan)
     body = (
-        f'<p class="kicker">gradwire plan &middot; {escape(about)}</p>\n'
-        f"<h1>{escape(verdict)}</h1>\n<p>{escape(choice.reason)}</p>\n"
-        f'<h2>Seconds a step</h2>\n<ul class="legend">{legend}</ul>\n{_bars(plan)}\n'
-        f"<h2>{escape(chart.caption)}</h2>\n"
-        f'<figure role="img" aria-label="{escape(chart.caption)}">{render_svg(chart)}</figure>\n'
-        f"<h2>Milliseconds a step</h2>\n{table}\n{notes}"
+        f'<p class="kicker">gradwire plan &middot; {escape(about + more)}</p>\n'
+        f"<h1>{escape(headline(plan))}</h1>\n<p>{escape(_sentence(choice.reason))}</p>\n{code}"
+        f'<h2>Where the time of a step goes</h2>\n<ul class="legend">{legend}</ul>\n'
+        f"{_bars(plan)}\n<h2>{escape(caption)}</h2>\n"
+        f'<figure role="img" aria-label="{escape(caption)}">{render_rates(plan)}</figure>\n'
+        f"<h2>{UNIT_NAMES[unit[1]].capitalize()} per step</h2>\n{table}\n{notes}"
     )
     return html_document(about, body, BARS)
 
 
-def _rate_chart(plan: ExchangePlan) -> Chart:
-    """Draw step time against link rate.
-
-    The lines are the recommended way, dense, the fastest exchanges of topk, and computing alone.
-    """
-    ways = shown_predictions(plan)
-    dense = [p for p in ways if p.way.method == "dense"]
-    chosen = plan.recommendation.prediction
-    topk = [p for p in ways if p.way.method == "topk" and p is not chosen]
-    first = [] if chosen in dense else [chosen]
-    xs = [rate / 1e6 for rate in RATES]
-    lines = [
-        Line(_label(p), xs, [plan.seconds_at(p, GOODPUT * rate / 8) for rate in RATES])
-        for p in [*first, *dense, *topk][:MOST_LINES]
-    ]
-    lines.append(Line("computing alone", xs, [plan.load.seconds] * len(xs), "dashes", GREY))
-    caption = "Step time against link rate"
-    return Chart("rates", caption, "link, Mbit/s", "seconds a step", lines, log_x=True, log_y=True)
+def headline(plan: ExchangePlan) -> str:
+    """Return the answer in a sentence."""
+    choice = plan.recommendation
+    dense = show_seconds(choice.dense.seconds)
+    if not choice.compresses:
+        return f"Do not compress: {choice.dense.way.label} takes {dense} per step"
+    name = f"recipe {choice.recipe}" if choice.recipe else choice.prediction.way.name
+    ours = show_seconds(choice.prediction.seconds)
+    return f"Use {name}: {ours} per step instead of {dense}"
 
 
-def _label(p: Prediction) -> str:
-    density = "" if p.way.density == 1 else f" {p.way.density:g} {p.way.encoding_name}"
-    return p.way.name + density
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
 
 
 def _bars(plan: ExchangePlan) -> str:
     rows = shown_predictions(plan)
     # A way that takes far longer than dense would leave no room for the others.
-    longest = max(p.seconds for p in rows if p.way.method == "dense")
-    longest = max(longest, plan.recommendation.prediction.seconds)
+    choice = plan.recommendation
+    longest = min(ROOM * choice.dense.seconds, max(p.seconds for p in rows))
+    longest = max(longest, choice.prediction.seconds)
     return f'<div class="bars">{"".join(_bar(p, longest, plan) for p in rows)}</div>'
 
 
 def _bar(p: Prediction, longest: float, plan: ExchangePlan) -> str:
-    best = ' class="best"' if p is plan.recommendation.prediction else ""
-    spent = [p.compute, p.compress, p.encode, p.decode, 0.0]
-    spent[-1] = max(0.0, p.seconds - sum(spent))
+    best = " best" if p is plan.recommendation.prediction else ""
+    work = p.compress + p.encode + p.decode
+    spent = [p.compute, work, max(0.0, p.seconds - p.compute - work)]
     pieces, room = [], longest
     for (name, colour), seconds in zip(PARTS, spent, strict=True):
         width = min(seconds, room)
         room -= width
-        title = f"{name}: {1e3 * seconds:.4g} ms"
+        title = f"{name}: {show_seconds(seconds)}"
         pieces.append(
             f'<i style="width:{100 * width / longest:.2f}%;background:{colour}" '
             f'title="{escape(title)}"></i>'
         )
     cut = " &rarr;" if p.seconds > 1.001 * longest else ""
+    density = "" if p.way.density == 1 or p.way.recipe else f", {show_density(p)}"
+    refused = way_label(plan, p).removeprefix(p.way.label)
+    name = p.way.label + density + refused
+    title = f"{show_bytes(p.bytes)} sent per step and worker"
     return (
-        f'<span{best}>{escape(_label(p))}</span><span class="bar">{"".join(pieces)}</span>'
-        f"<span{best}>{1e3 * p.seconds:,.4g} ms{cut}</span>"
+        f'<span class="name{best}" title="{escape(title)}">{escape(name)}</span>'
+        f'<span class="bar">{"".join(pieces)}</span>'
+        f'<span class="time{best}">{escape(show_seconds(p.seconds))}{cut}</span>'
     )

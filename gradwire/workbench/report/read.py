@@ -47,7 +47,7 @@ class Run:
 
     @property
     def dense(self) -> bool:
-        return self.options.method == "dense"
+        return self.options.method == "dense" and not self.options.has_rounds
 
     @property
     def steps(self) -> int:

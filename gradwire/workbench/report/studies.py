@@ -1,12 +1,12 @@
 """Write all studies of a folder as one self-contained page."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
 from gradwire.errors import ConfigError, unknown
 from gradwire.state.saved.files import replace_file
-from gradwire.workbench.report.chart import render_svg
+from gradwire.workbench.report.chart import Chart, render_svg
 from gradwire.workbench.report.page import html_document, html_figures, html_table
 from gradwire.workbench.study import STUDIES
 from gradwire.workbench.study.folder import StudyFolder, studies_in, writing
@@ -16,6 +16,7 @@ from gradwire.workbench.train.folder import REPORT
 SPACE = """
 section { margin-top: 56px; } section > pre { margin-top: 12px; }
 .charts { grid-template-columns: repeat(auto-fill, minmax(380px, 1fr)); }
+.wide .charts { grid-template-columns: 1fr; }
 """
 
 
@@ -46,7 +47,7 @@ def _section(study: Study, folder: StudyFolder) -> str:
     head, rows = folder.head, folder.rows()
     with folder.explain_row_errors(study):
         page = study.page(rows)
-        charts = html_figures((chart.caption, render_svg(chart)) for chart in page.charts)
+        charts = _figures(page.charts)
     small = " Small: embedded data on a CPU." if head["settings"].get("small") else ""
     parts = [
         f'<section id="{study.name}">',
@@ -60,6 +61,14 @@ def _section(study: Study, folder: StudyFolder) -> str:
         "</section>",
     ]
     return "\n".join(parts)
+
+
+def _figures(charts: Sequence[Chart]) -> str:
+    """Return the charts; those whose points have names take the whole width."""
+    drawn = [(chart.caption, render_svg(chart), chart.named_points) for chart in charts]
+    wide = [(caption, svg) for caption, svg, is_wide in drawn if is_wide]
+    others = [(caption, svg) for caption, svg, is_wide in drawn if not is_wide]
+    return html_figures(others) + (f'<div class="wide">{html_figures(wide)}</div>' if wide else "")
 
 
 def _titled_table(table: StudyTable) -> str:

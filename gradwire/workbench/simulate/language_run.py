@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -48,12 +48,25 @@ class LanguageRecipe:
 
     gradients: fields of Config, to average gradients at every step.
     rounds: arguments of `local_steps`, to exchange weights every few steps. One of both is given.
+    part: what trains in place of these two paths; it takes `gradients` or `rounds` as its own.
     """
 
     summary: str
     optimizer: str
     gradients: Mapping[str, Any] = field(default_factory=dict)
     rounds: Mapping[str, Any] = field(default_factory=dict)
+    part: "Callable[[LanguageRun, Callable[[], nn.Module]], TrainingPart] | None" = None
+
+
+class TrainingPart(Protocol):
+    """The half of a run that trains: the weights of all workers, and how they are exchanged."""
+
+    @property
+    def bytes_sent(self) -> int: ...
+    def step(self, batches: Sequence[tuple[Tensor, Tensor]], lr: float) -> Tensor: ...
+    def put_weights(self, model: nn.Module) -> None: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, saved: dict[str, Any]) -> None: ...
 
 
 class LanguageRun:
@@ -80,7 +93,8 @@ class LanguageRun:
         self.workers, self.batch, self.total, self.lr = workers, batch, steps, lr
         self.steps, self.seconds = 0, 0.0
         generator = torch.Generator().manual_seed(seed)
-        self.order = torch.randperm(text.examples, generator=generator)[: steps * workers * batch]
+        order = torch.randperm(text.examples, generator=generator, dtype=torch.int64)
+        self.order = order[: steps * workers * batch]
         if len(self.order) < steps * workers * batch:
             raise ValueError(
                 f"{text.name} has {text.examples:,} windows, the run takes "
@@ -91,7 +105,8 @@ class LanguageRun:
         """The network that is scored."""
         self.entries = sum(p.numel() for p in self.model.parameters())
         self._loss = _make_loss(device)
-        self.part: _Rounds | _Gradients = (_Rounds if recipe.rounds else _Gradients)(self, build)
+        make = recipe.part or (_Rounds if recipe.rounds else _Gradients)
+        self.part: TrainingPart = make(self, build)
 
     @property
     def bytes_sent(self) -> int:
@@ -127,7 +142,8 @@ class LanguageRun:
         """
         self.part.put_weights(self.model)
         count = (len(stream) - 1) // self.text.window
-        chosen = torch.arange(0, count, max(1, count // windows) if windows else 1)
+        every = max(1, count // windows) if windows else 1
+        chosen = torch.arange(0, count, every, dtype=torch.int64)
         chosen = chosen[: windows or count]
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         # Equal batches, so that nothing is compiled again for the last.

@@ -126,7 +126,7 @@ def measure(settings: Settings, cell: Cell) -> list[StudyRow]:
                 "activations": simulation.activations,
             }
             rows.append(cell | row)
-            run.save_if_due(simulation, rows, options.epochs)
+            run.save_if_due(simulation, rows, f"epoch {len(rows)} of {options.epochs}")
     return rows
 
 

@@ -18,7 +18,7 @@ from gradwire.workbench.study.study import Cell, Settings, Study, StudyRow
 from gradwire.workbench.train.folder import describe_machine, read_json, write_json
 
 HEAD, ROWS, LOCK, UNFINISHED = "study.json", "rows.jsonl", ".lock", "unfinished"
-CHOICES = ("seeds", "epochs", "chosen")
+CHOICES = ("seeds", "epochs", "chosen", "extend")
 """Settings that may differ from call to call, because they only choose cells."""
 
 
@@ -32,9 +32,13 @@ class StudyFolder:
         self.path = out / name
         self.name = name
 
-    def open(self, settings: Settings, command: str) -> None:
-        """Create the folder, or raise a ConfigError if it was begun with other settings."""
-        asked = {k: v for k, v in asdict(settings).items() if k not in (*CHOICES, UNFINISHED)}
+    def open(self, settings: Settings, command: str, free: Sequence[str] = ()) -> None:
+        """Create the folder, or raise a ConfigError if it was begun with other settings.
+
+        free: settings that may differ.
+        """
+        free = (*CHOICES, *free, UNFINISHED)
+        asked = {k: v for k, v in asdict(settings).items() if k not in free}
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         with self._locked():

@@ -1,9 +1,11 @@
 """Measure a study: run the missing cells, store their rows, draw the pictures."""
 
 import multiprocessing
+import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,16 +54,13 @@ def run_study(
         )
     cells = select_cells(study, settings, only)
     folder = StudyFolder(out, study.name)
-    folder.open(settings, command)
+    folder.open(settings, command, study.in_cells)
     settings = replace(settings, unfinished=str(folder.path / UNFINISHED))
-    done = folder.done()
-    todo = [cell for cell in cells if cell not in done]
+    queue = _Queue(study, settings, folder, cells, only)
     missing: list[Missing] = []
     begin = time.perf_counter()
-    for number, (cell, rows) in enumerate(_measure_cells(study, settings, todo, jobs), start=1):
-        progress = (
-            f"{study.name}  {len(cells) - len(todo) + number}/{len(cells)}  {_cell_text(cell)}"
-        )
+    for cell, rows in _measure_cells(study, settings, queue, jobs):
+        progress = f"{study.name}  {queue.done}/{queue.total}  {_cell_text(cell)}"
         if isinstance(rows, MISSING):
             # Hundreds of cells may lack the same file.
             if str(rows) not in map(str, missing):
@@ -75,38 +74,119 @@ def run_study(
     return _finish(study, folder, missing)
 
 
+class _Queue:
+    """The cells to measure: those without rows, and what the rows so far ask for.
+
+    done, total: cells that are measured and all that are known, for a line of progress.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        settings: Settings,
+        folder: StudyFolder,
+        cells: Sequence[Cell],
+        only: Sequence[str],
+    ) -> None:
+        self._study, self._settings, self._folder, self._only = study, settings, folder, only
+        measured = folder.done()
+        self._waiting = [cell for cell in cells if cell not in measured]
+        self._open: list[Cell] = []
+        self._left_out: list[Cell] = []
+        self.total, self.done = len(cells), len(cells) - len(self._waiting)
+        self._ask()
+
+    def take(self) -> Cell | None:
+        """Return the next cell to begin; None if there is none at present."""
+        if not self._waiting:
+            return None
+        self._open.append(self._waiting.pop(0))
+        return self._open[-1]
+
+    def end(self, cell: Cell) -> None:
+        """Note that a cell has ended."""
+        self._open.remove(cell)
+        self.done += 1
+
+    def settle(self, cell: Cell) -> None:
+        """Take note of the rows of a cell that has ended, and ask which cells come next."""
+        if cell not in self._folder.done():
+            # It is not asked for again, though its rows are missing.
+            self._left_out.append(cell)
+        self._ask()
+
+    def clear(self) -> None:
+        """Forget the cells that have not begun."""
+        self._waiting = []
+
+    def _ask(self) -> None:
+        """Add the cells that the rows so far ask for."""
+        if self._study.more is None:
+            return
+        pending = [*self._waiting, *self._open]
+        known = [*self._folder.done(), *pending, *self._left_out]
+        more = self._study.more(self._settings, self._folder.rows(), pending)
+        more = [cell for cell in select_from(more, self._only) if cell not in known]
+        self._waiting += more
+        self.total += len(more)
+
+
 def _measure_cells(
-    study: Study, settings: Settings, cells: Sequence[Cell], jobs: int
+    study: Study, settings: Settings, queue: _Queue, jobs: int
 ) -> Iterator[Measured]:
     """Yield each cell with its rows or its error, in the order in which cells are ready."""
     if jobs == 1:
-        yield from ((cell, _measure_cell(study.measure, settings, cell)) for cell in cells)
+        while (cell := queue.take()) is not None:
+            rows = _measure_cell(study.measure, settings, cell)
+            queue.end(cell)
+            yield cell, rows
+            queue.settle(cell)
         return
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        running = {
-            pool.submit(_measure_cell, study.measure, settings, cell): cell for cell in cells
-        }
+    spawning = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, spawning, _end_with_parent, (os.getpid(),)) as pool:
         try:
-            yield from _as_ready(running)
+            yield from _measure_side_by_side(study, settings, queue, jobs, pool)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _as_ready(running: dict[Future[list[StudyRow] | Missing], Cell]) -> Iterator[Measured]:
-    """Yield cells as they become ready.
+def _end_with_parent(parent: int) -> None:
+    """End this process when its parent has ended, which would otherwise leave it on the GPU."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _measure_side_by_side(
+    study: Study, settings: Settings, queue: _Queue, jobs: int, pool: ProcessPoolExecutor
+) -> Iterator[Measured]:
+    """Yield cells as they become ready; processes are kept for the cells that come later.
 
     After a cell has failed no further cell begins. Its error is raised when the others have ended.
     """
+    running: dict[Future[list[StudyRow] | Missing], Cell] = {}
     failed: Exception | None = None
-    for future in as_completed(running):
-        try:
-            yield running[future], future.result()
-        except CancelledError:
-            continue
-        except Exception as error:
-            failed = failed or error
-            for waiting in running:
-                waiting.cancel()
+    while True:
+        while len(running) < jobs and (cell := queue.take()) is not None:
+            running[pool.submit(_measure_cell, study.measure, settings, cell)] = cell
+        if not running:
+            break
+        for future in wait(running, return_when=FIRST_COMPLETED).done:
+            cell = running.pop(future)
+            queue.end(cell)
+            try:
+                rows = future.result()
+            except Exception as error:
+                failed = failed or error
+                queue.clear()
+                continue
+            yield cell, rows
+            if not failed:
+                queue.settle(cell)
     if failed:
         raise failed
 
@@ -132,8 +212,16 @@ def select_cells(study: Study, settings: Settings, only: Sequence[str]) -> list[
         for part in wanted:
             if part not in known:
                 raise unknown(f"part of study {study.name}", part, known)
-        cells = [cell for cell in cells if any(str(v) in wanted for v in cell.values())]
+        cells = select_from(cells, [text])
     return cells
+
+
+def select_from(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
+    """Return the cells that contain one of the values of each text in `only`."""
+    for text in only:
+        wanted = [part.strip() for part in text.split(",")]
+        cells = [cell for cell in cells if any(str(v) in wanted for v in cell.values())]
+    return list(cells)
 
 
 def _cell_text(cell: Cell) -> str:

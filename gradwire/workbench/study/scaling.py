@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from gradwire.plan.machine import find_machine
 from gradwire.plan.network import Network, link_rate
-from gradwire.plan.planner import plan_for
+from gradwire.plan.planner import Question, plan_for
 from gradwire.plan.predict import Way
+from gradwire.plan.ways import recipe_ways, torch_ways
 from gradwire.plan.workload import by_count
 from gradwire.workbench.bench.job import Job
 from gradwire.workbench.bench.start import bench_step
@@ -24,8 +25,8 @@ LOCAL, LINK, GPU = 4, "10gbit", "v100"
 LARGE, LARGE_SECONDS, LARGE_LINK, LARGE_LATENCY = 70_000_000_000, 10.0, "1gbit", 0.02
 """70 B parameters with one worker per region: 10 s of computing, 20 ms between regions."""
 WAYS = (
-    Way("dense", "dense"),
-    Way("dense", "dense-bf16"),
+    Way("ddp", ""),
+    Way("bf16-hook", ""),
     Way("topk", "allgather", "bf16", "packed", 0.001),
     Way("topk", "union", "bf16", "packed", 0.001),
     Way("topk", "gtopk", "bf16", "packed", 0.001),
@@ -34,6 +35,8 @@ WAYS = (
     Way("topk", "gs-sgd", "bf16", "int32", 0.001),
 )
 """Ways whose growth with the number of workers is predicted."""
+LARGE_WAYS = tuple(recipe_ways(["muon", "muon-wan"]))
+"""Ways for the large model beside these: a transformer, before whose AdamW top-k must not stand."""
 RANKS, BATCH, SECONDS = 4, 32, 3.0
 """Ranks, batch per rank and seconds per method of a measurement in the lab."""
 
@@ -77,14 +80,16 @@ def _predicted_rows(name: str, workers: int) -> list[StudyRow]:
         device = find_machine(GPU)
         load = workload_by_name(name, device, None, paper.compute_seconds(name))
         network = Network(workers, workers // LOCAL, link_rate(LINK))
-    ways = [w.name for w in WAYS if w.method != "dense"]
+    ways = [w.name for w in WAYS if w.exchange]
     kinds = [("bf16", "packed"), ("bf16", "int32")]
-    predictions = plan_for(load, device, network, ways, 0.001, encodings=kinds).predictions
+    question = Question(ways, 0.001, encodings=kinds)
+    others = [*torch_ways(load, network, ways), *(LARGE_WAYS if name == "70B" else ())]
+    predictions = plan_for(load, device, network, question, others).predictions
     return [
         {"what": name, "workers": workers, "way": p.way.name, "seconds": p.seconds,
          "compute": p.compute, "bytes": p.bytes}
         for p in predictions
-        if p.way in WAYS
+        if p.way in (*WAYS, *LARGE_WAYS)
     ]  # fmt: skip
 
 
@@ -144,18 +149,19 @@ def _lab_table(rows: Sequence[StudyRow]) -> StudyTable:
 
 def _growth_chart(name: str, rows: Sequence[StudyRow]) -> Chart:
     lines = []
-    for way in dict.fromkeys(w.name for w in WAYS):
-        points = sorted((row["workers"], row["seconds"]) for row in rows if row["way"] == way)
+    for way in (*WAYS, *LARGE_WAYS):
+        found = (row for row in rows if row["way"] == way.name)
+        points = sorted((row["workers"], row["seconds"]) for row in found)
         if points:
             xs, ys = zip(*points, strict=True)
-            lines.append(Line(way, xs, ys, "dots"))
+            lines.append(Line(way.label, xs, ys, "dots"))
     counts = sorted({row["workers"] for row in rows})
     alone = [rows[0]["compute"]] * len(counts)
     lines.append(Line("computing alone", counts, alone, "dashes", GREY))
     setting = f"{LINK}, nodes of {LOCAL} {GPU}"
     if name == "70B":
         setting = f"{LARGE_LINK} and 20 ms between regions"
-    caption = f"{name}, {setting}, k = 0.001 d"
+    caption = f"{name}, {setting}, density 0.1 %: seconds per step, predicted"
     return Chart(f"scaling-{name}", caption, "workers", "seconds", lines, log_x=True, log_y=True)
 
 

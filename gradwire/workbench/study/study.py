@@ -27,6 +27,7 @@ class Settings:
     small: True for a version that takes two minutes on a CPU, with embedded data.
     seeds, epochs: choose the cells of a study that takes them; 0 for the study's default.
     chosen: other choices of cells, by name, as the command line has them.
+    extend: let the results choose further cells, as `Study.more` lists them.
     unfinished: the folder that keeps interrupted training runs; "" to keep none.
     """
 
@@ -38,11 +39,13 @@ class Settings:
     epochs: int = 0
     unfinished: str = ""
     chosen: Mapping[str, str] = field(default_factory=dict)
+    extend: bool = False
 
     @property
     def choices(self) -> list[str]:
         """The names of all choices of cells that were made."""
-        return [*(name for name in ("seeds", "epochs") if getattr(self, name)), *self.chosen]
+        names = ("seeds", "epochs", "extend")
+        return [*(name for name in names if getattr(self, name)), *self.chosen]
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,10 @@ class Study:
     """Data sets that the full study reads from --data-dir."""
     choices: Sequence[str] = ()
     """Choices of cells that the study takes, for instance "seeds"."""
+    more: Callable[[Settings, Sequence[StudyRow], Sequence[Cell]], list[Cell]] | None = None
+    """Lists the cells that the rows so far ask for, given those that are still to come."""
+    in_cells: Sequence[str] = ()
+    """Settings that every cell or row holds, so that one folder may have several of them."""
     timed: bool = False
     """True: the study measures times, so its cells must not run side by side."""
 

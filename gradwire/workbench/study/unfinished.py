@@ -41,7 +41,7 @@ class UnfinishedRun:
         self._cost = 0.0
 
     def resume(self, trainer: Resumable) -> list[StudyRow]:
-        """Return the saved rows, and restore the trainer as it was after the last of these rows."""
+        """Return the saved rows, and restore the trainer as it was when they were saved."""
         if self._path is None or not self._path.is_file():
             return []
         try:
@@ -53,11 +53,11 @@ class UnfinishedRun:
                 f"{self._path} cannot be read: {one_line(error)}. Remove it, and that run begins "
                 "anew."
             ) from error
-        self._tell(f"goes on after epoch {len(rows)}")
+        self._tell(f"goes on after {saved.get('position', 'a save')}")
         return rows
 
-    def save_if_due(self, trainer: Resumable, rows: list[StudyRow], epochs: int) -> None:
-        """Save the run if the last save is long enough ago; `rows` has a row per epoch so far.
+    def save_if_due(self, trainer: Resumable, rows: list[StudyRow], position: str) -> None:
+        """Save the run if the last save is long enough ago; `position` says how far it is.
 
         An error of the disk is printed and does not end the run.
         """
@@ -66,7 +66,8 @@ class UnfinishedRun:
         ):
             return
         begin = time.monotonic()
-        content = {"rows": json.dumps(rows), "trainer": trainer.state_dict()}
+        words = {"rows": json.dumps(rows), "position": position}
+        content = {**words, "trainer": trainer.state_dict()}
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             files.replace_file(self._path, lambda out: torch.save(content, out))
@@ -74,7 +75,7 @@ class UnfinishedRun:
             self._tell(f"{self._path} cannot be written: {error.strerror}")
         self._saved = time.monotonic()
         self._cost = self._saved - begin
-        self._tell(f"epoch {len(rows)} of {epochs}")
+        self._tell(position)
 
     def _tell(self, words: str) -> None:
         cell = ", ".join(str(value) for value in self._cell.values())

@@ -72,15 +72,17 @@ def save(folder: Path, worker: Worker, position: Position, replica: "Replica") -
     gradwire.save(replica.wire, target / wires)
     failure = ""
     if worker.first:
-        content = {
-            "version": VERSION,
-            "position": asdict(position),
-            "model": replica.module.state_dict(),
-            "optimizer": replica.optimizer.state_dict(),
-            "wire": wires,
-        }
         try:
-            replace_file(target / TRAINER, lambda out: _write(content, out))
+            # In a run with rounds each rank's own weights are in its compressor state.
+            with replica.shared():
+                content = {
+                    "version": VERSION,
+                    "position": asdict(position),
+                    "model": replica.module.state_dict(),
+                    "optimizer": replica.optimizer.state_dict(),
+                    "wire": wires,
+                }
+                replace_file(target / TRAINER, lambda out: _write(content, out))
         except OSError as error:
             failure = f"{target / TRAINER} could not be written: {error.strerror}"
         else:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from gradwire.config import Config
 from gradwire.errors import ConfigError, unknown
-from gradwire.recipes import RECIPES, Recipe, find_recipe
+from gradwire.optim import muon
+from gradwire.recipes import LOCAL_RECIPES, RECIPES, Recipe, find_local_recipe, find_recipe
 from gradwire.registry import options_of, parse_options, resolve_names
 from gradwire.workbench import models
 from gradwire.workbench.data import EMBEDDED, READERS
@@ -26,7 +27,9 @@ from gradwire.workbench.train.flag import (
 )
 from gradwire.workbench.train.task import TASKS, TrainTask
 
-_OPTIMIZERS = ("sgd", "adamw")
+_OPTIMIZERS = {"sgd": "SGD", "adamw": "AdamW", "muon": "Muon"}
+_MUON_RATE = 4.0
+"""Muon's usual learning rate over AdamW's (`gradwire study language`)."""
 _WARM_UP = 0.1
 _NO_RECIPE = Recipe("", {})
 _UNION = RECIPES["plain-union"]
@@ -69,8 +72,8 @@ class Options:
         Flag(
             TRAINING,
             "The folder of the model's own data set in the usual files. Without a folder the data "
-            "are embedded: 5,000 digits, or made-up phrases and tones for the LSTMs, which are "
-            "then small.",
+            "are embedded: 5,000 digits, novels for the GPTs of bytes, or made-up phrases and "
+            "tones. Networks for text and speech are then small.",
             path=True,
         ),
     ] = None
@@ -106,12 +109,17 @@ class Options:
         Flag(
             TRAINING,
             "Warm the learning rate up over a tenth of the run, then let it fall to 0 like a "
-            "cosine.",
+            "cosine. GPTs of bytes do so without --lr-drop.",
         ),
     ] = False
     optimizer: Annotated[
         str,
-        Flag(TRAINING, f"{' or '.join(_OPTIMIZERS)}.", default=_exceptions("optimizer")),
+        Flag(
+            TRAINING,
+            f"{', '.join(_OPTIMIZERS)}. Muon is for hidden matrices, with AdamW for the rest "
+            "(gradwire.optim.muon).",
+            default=f"{_exceptions('optimizer')}; muon with a recipe that is for it",
+        ),
     ] = ""
     # Config.momentum is for momentum correction. `momentum_correction` copies this momentum to it.
     momentum: Annotated[
@@ -126,7 +134,10 @@ class Options:
     beta2: Annotated[float, Flag(TRAINING, "AdamW's second beta.")] = 0.99
     eps: Annotated[float, Flag(TRAINING, "AdamW's epsilon.")] = 1e-8
     nesterov: Annotated[bool, Flag(TRAINING)] = Config.nesterov
-    weight_decay: Annotated[float, Flag(TRAINING, "The optimiser's weight decay.")] = 0.0
+    weight_decay: Annotated[
+        float,
+        Flag(TRAINING, "The optimiser's weight decay.", default=_exceptions("weight_decay")),
+    ] = 0.0
     # Config.clip is another thing: it is `local_clip` here, which acts before compression.
     clip: Annotated[
         float,
@@ -150,9 +161,11 @@ class Options:
         str,
         Flag(
             COMPRESSION,
-            f"Options that were measured together: {', '.join(RECIPES)}. Other flags win over the "
-            "recipe. Give --lr, --momentum and --weight-decay as for a dense run. The recipe "
-            f"changes them: plain-union has no momentum, {_UNION.lr_scale:g} / "
+            f"Options that were measured together: {', '.join([*RECIPES, *LOCAL_RECIPES])}. Other "
+            f"flags win over the recipe. {' and '.join(LOCAL_RECIPES)} exchange weights every few "
+            "steps (gradwire.local_steps), with --optimizer muon. Give --lr, --momentum and "
+            "--weight-decay as for a dense run. The others "
+            f"change them: plain-union has no momentum, {_UNION.lr_scale:g} / "
             f"(1 - momentum) times the learning rate and {_UNION.decay_scale:g} times the weight "
             "decay. plain-union needs batch norm and --cosine.",
         ),
@@ -199,12 +212,21 @@ class Options:
         tuple[str, ...],
         Flag(COMPRESSION, "May be repeated.", metavar="PATTERN", former=("keep_dense",)),
     ] = Config.dense
+    every: Annotated[
+        int,
+        Flag(
+            COMPRESSION,
+            "Steps of a round, for the recipes that exchange weights.",
+            default="the recipe's",
+        ),
+    ] = 0
     compare: Annotated[
         tuple[str, ...],
         Flag(
             COMPRESSION,
             "Train this method too, with the same seed, and report both. The usual one is dense. "
-            "May be repeated.",
+            "dense-adamw, dense-muon and dense-sgd also name the optimiser, at its own usual "
+            "learning rate unless --lr was given. May be repeated.",
             metavar="METHOD",
         ),
     ] = ()
@@ -244,6 +266,7 @@ class Options:
             raise ConfigError("masking can only be left out with momentum_correction.")
         if list(self.lr_drop) != sorted(set(self.lr_drop)) or min(self.lr_drop, default=1) < 1:
             raise ConfigError(f"lr_drop must be rising epochs from 1 on, got {self.lr_drop}.")
+        self._check_rounds()
         if self.lr_drop and self.cosine:
             raise ConfigError("the learning rate has one schedule: lr_drop or cosine, not both.")
         if self.device not in ("cpu", "cuda"):
@@ -259,8 +282,10 @@ class Options:
         steps = self.warmup_steps
         if self.recipe and self.warmup and not steps:
             steps = epoch_steps
+        decay = LOCAL_RECIPES[self.recipe].fields.get("decay", 1.0) if self.has_rounds else 1.0
         return Config(
             method=self.method,
+            decay=decay,
             options=parse_options(self.options, self.method, self.exchange),
             exchange=self.exchange,
             density=self.density,
@@ -276,8 +301,33 @@ class Options:
         )
 
     @property
+    def has_rounds(self) -> bool:
+        """True: workers exchange weights every few steps, by `gradwire.local_steps`."""
+        return self.recipe in LOCAL_RECIPES
+
+    def rounds(self) -> dict[str, Any]:
+        """Return the arguments for `gradwire.local_steps`."""
+        config = self.config()
+        fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+        return {"recipe": self.recipe, "every": self.every, **fields}
+
+    def _check_rounds(self) -> None:
+        """Raise ConfigError for settings that contradict a recipe with rounds, or need one."""
+        names = " or ".join(LOCAL_RECIPES)
+        if not self.has_rounds:
+            if self.every:
+                raise ConfigError(f"every is for a recipe with rounds: give recipe {names} too.")
+            return
+        _check_range("every", self.every, at_least=1)
+        for name in ("momentum_correction", "follow_lr", "local_clip"):
+            if getattr(self, name):
+                raise ConfigError(
+                    f"recipe {self.recipe!r} exchanges weights, not gradients: leave {name} out."
+                )
+
+    @property
     def _recipe(self) -> Recipe:
-        return find_recipe(self.recipe) if self.recipe else _NO_RECIPE
+        return find_recipe(self.recipe) if self.recipe and not self.has_rounds else _NO_RECIPE
 
     @property
     def _momentum(self) -> dict[str, Any]:
@@ -300,6 +350,13 @@ class Options:
                 f"out."
             )
 
+    def optimizer_for(self, model: nn.Module) -> Optimizer:
+        """Return the optimiser of a model. Muon has to know the names of its parameters."""
+        if self.optimizer != "muon":
+            return self.make_optimizer(model.parameters())
+        betas = (self.momentum, self.beta2)
+        return muon(model, self.lr_at(0), self.weight_decay, betas=betas, eps=self.eps)
+
     def make_optimizer(self, parameters: Iterable[Tensor]) -> Optimizer:
         """Return SGD or AdamW, without momentum (beta1 = 0) if the gradients already have it."""
         lr, corrected = self.lr_at(0), self.momentum_correction
@@ -316,11 +373,14 @@ class Options:
         return AdamW(parameters, lr, betas, self.eps, decay, fused=fused)
 
     def with_method(self, name: str) -> "Options":
-        """Return the same run with another "method" or "method/exchange".
+        """Return the same run with another "method", "method/exchange" or "dense-adamw".
 
         Options that the other method does not have are left out. For dense, settings that only
         compression uses get their defaults.
         """
+        first, _, optimizer = name.partition("-")
+        if first == "dense" and optimizer in _OPTIMIZERS:
+            return self.with_method(first)._with_optimizer(optimizer)
         other: dict[str, Any] = {"method": name, "exchange": "", "compare": ()}
         method, exchange = resolve_names(name)
         known = options_of(method, exchange) if method == self.method else {}
@@ -329,8 +389,19 @@ class Options:
             other |= {"values": "fp32", "rounding": "nearest"}
             other |= {"dense_steps": 0, "warmup": (), "warmup_steps": 0}
             other |= {"momentum_correction": False, "masking": True, "local_clip": 0.0}
-            other |= {"recipe": "", "follow_lr": False}
+            other |= {"recipe": "", "follow_lr": False, "every": 0}
+        elif self.has_rounds:
+            raise ConfigError(
+                f"recipe {self.recipe!r} can only be compared with dense, not {name}."
+            )
         return dataclasses.replace(self, **other)
+
+    def _with_optimizer(self, name: str) -> "Options":
+        """Return the same run with another optimiser, at its usual rate if this has its own."""
+        lr = self.lr
+        if lr == usual_lr(self.model, self.embedded, self.optimizer):
+            lr = usual_lr(self.model, self.embedded, name)
+        return dataclasses.replace(self, optimizer=name, lr=lr)
 
     def _data(self) -> str:
         """Return the named data set; otherwise the model's own with data_dir, embedded without."""
@@ -364,8 +435,11 @@ class Options:
     @property
     def title(self) -> str:
         """The run in a few words, e.g. "topk/allgather at 1 %"."""
+        if self.has_rounds:
+            return f"{self.recipe}, {_OPTIMIZERS[self.optimizer]} inside rounds of {self.every}"
         if self.method == "dense":
-            return "dense"
+            # SGD is what dense training has always been compared with here.
+            return "dense" if self.optimizer == "sgd" else f"dense {_OPTIMIZERS[self.optimizer]}"
         usual = ("fp32", "int32", "nearest")
         codes = [c for c in (self.values, self.indices, self.rounding) if c not in usual]
         codes += ["momentum correction"] * self.momentum_correction
@@ -399,6 +473,7 @@ def resolve(choices: Mapping[str, Any], workers: int | None = None) -> Options:
     """
     chosen = {k: v for k, v in choices.items() if v is not None}
     spec = models.model_spec(chosen.get("model", Options.model))
+    is_local = chosen.get("recipe", "") in LOCAL_RECIPES
     chosen["device"] = pick_device(chosen.get("device", "auto"))
     gpus = torch.cuda.device_count() if chosen["device"] == "cuda" else 0
     if workers and chosen.get("workers", workers) != workers:
@@ -408,13 +483,31 @@ def resolve(choices: Mapping[str, Any], workers: int | None = None) -> Options:
         )
     files = chosen.get("data_dir") or chosen.get("data", "") in spec.data
     source = spec if files or not spec.embedded else spec.embedded
-    usual = {name: getattr(source, name) for name in ("epochs", "batch", "lr", "momentum")}
+    usual = {name: getattr(source, name) for name in ("epochs", "batch", "momentum")}
     usual |= {"workers": workers or gpus or 2, "clip": spec.clip}
-    if chosen.get("recipe"):
+    usual |= {"weight_decay": spec.weight_decay, "cosine": spec.cosine and "lr_drop" not in chosen}
+    usual["optimizer"] = "muon" if is_local else spec.optimizer
+    optimizer = chosen.get("optimizer") or usual["optimizer"]
+    usual["lr"] = usual_lr(spec.name, source is spec.embedded, optimizer)
+    if is_local:
+        recipe = find_local_recipe(chosen["recipe"])
+        names = {field.name for field in dataclasses.fields(Options)}
+        fields = recipe.fields_without(chosen)
+        usual |= {name: value for name, value in fields.items() if name in names}
+        usual["options"] = tuple(f"{k}={v}" for k, v in fields.get("options", {}).items())
+    elif chosen.get("recipe"):
         recipe = find_recipe(chosen["recipe"])
         usual |= recipe.fields_without(chosen)
         usual["momentum_correction"] = "momentum" in recipe.fields
     return Options(**(usual | chosen))
+
+
+def usual_lr(model: str, embedded: bool, optimizer: str) -> float:
+    """Return the learning rate of a model for an optimiser, where nobody has chosen one."""
+    spec = models.model_spec(model)
+    source = spec.embedded if embedded and spec.embedded else spec
+    is_scaled = optimizer == "muon" and spec.optimizer == "adamw"
+    return source.lr * (_MUON_RATE if is_scaled else 1)
 
 
 def cosine_factor(done: float) -> float:

@@ -120,6 +120,14 @@ TASKS = {
         _perplexity,
         "{:.2f}".format,
     ),
+    "bytes": TrainTask(
+        "test loss",
+        "test_loss",
+        _language_loss,
+        _sum_language_loss,
+        _part_of_whole,
+        "{:.4f}".format,
+    ),
     "speech": TrainTask(
         "test letter error",
         "test_letter_error",

@@ -157,7 +157,11 @@ class Trainer:
         """Evaluate the model, write a record, and move on to the next epoch."""
         position = self.position
         self._lap()
-        position.score = evaluate_model(self.replica.module, self.task, self.data, self.worker)
+        if position.epoch + 1 == self.options.epochs:
+            self.replica.end_round()
+        with self.replica.shared():
+            model = self.replica.module
+            position.score = evaluate_model(model, self.task, self.data, self.worker)
         self._lap_start = time.perf_counter()
         position.epoch, position.offset = position.epoch + 1, 0
         self._record(position.score)
@@ -216,7 +220,9 @@ class Trainer:
 
     def _result(self, stopped: bool) -> dict[str, Any]:
         """Return the content of result.json (collective)."""
-        position, own_digest = self.position, parameters_digest(self.replica.module)
+        position = self.position
+        with self.replica.shared():
+            own_digest = parameters_digest(self.replica.module)
         same = replicas_identical(own_digest, self.worker)
         last = self.metrics.last if self.worker.first else {}
         return {

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from gradwire.errors import GradwireError
 from tests.integrate import models
 
 STEPS = 5
@@ -164,3 +165,62 @@ def test_what_cannot_be_followed_is_refused(ranks, what, words):
     for step, said in ranks.run(2, changed, what):
         assert step == 2, said
         assert re.search(words, said), said
+
+
+def dense_error(rank, ddp, alone, built):
+    """The largest error of the dense average after `detach`, over changes of the memory format.
+
+    built: the format in which DDP builds its buckets.
+    """
+    other = {torch.channels_last, torch.contiguous_format}.difference({built}).pop()
+    torch.manual_seed(0)
+    net = Net().to(memory_format=built)
+    module = nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.002, **ddp)
+    wire = models.gradwire.attach(module, density=0.05, dense_below=0)
+    wire.detach()
+    worst = 0.0
+    for step in range(7):
+        if step in (3, 5) and (rank == 0 or not alone):
+            to(module, other if step == 3 else built)
+        module.zero_grad()
+        twin = copy.deepcopy(net)
+        module(images(rank, step)).square().mean().backward()
+        twin(images(rank, step)).square().mean().backward()
+        for p, q in zip(net.parameters(), twin.parameters(), strict=True):
+            mean = q.grad.contiguous()
+            dist.all_reduce(mean)
+            worst = max(worst, float((mean / 2 - p.grad).abs().max()) if step else 0.0)
+    return worst, wire.stopped
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["all ranks", "one rank"])
+@pytest.mark.parametrize("built", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("ddp", DDP[:2], ids=str)
+def test_after_detach_the_average_is_in_the_order_in_which_ddp_reads(ranks, ddp, alone, built):
+    for worst, stopped in ranks.run(2, dense_error, ddp, alone, built):
+        assert stopped
+        assert worst < 1e-6
+
+
+def converted(rank, back):
+    """What is said after a change of dtype, and whether the parameters have moved."""
+    module, wire = models.wrapped()
+    models.train(module, rank, 2)
+    module.to(torch.bfloat16)
+    if back:
+        module.to(torch.float32)
+    before = models.flat(module)
+    try:
+        models.train(module, rank, 1, start=2, dtype=torch.float32 if back else torch.bfloat16)
+    except (RuntimeError, GradwireError) as error:
+        return str(error), torch.equal(before, models.flat(module))
+    finally:
+        wire.close()
+    return "nothing", False
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_a_model_that_ddp_has_lost_is_refused(ranks, back):
+    for said, same in ranks.run(2, converted, back):
+        assert "converted to another dtype or device after DistributedDataParallel" in said
+        assert same

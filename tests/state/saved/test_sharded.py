@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import DeviceMesh
 
 import gradwire
 from gradwire.errors import ExchangeError, GradwireError, StateError
@@ -467,3 +468,26 @@ def test_shards_that_changed_places_are_refused(ranks, tmp_path):
         assert f"what should be of replica 0, shard {rank} is of" in text
         assert unchanged
         assert steps == 2
+
+
+def on_part_of_the_job(rank, folder):
+    """What `save` says of a model that the third rank does not have."""
+    alone = [dist.new_group([r]) for r in range(3)][rank]
+    pair = dist.new_group([0, 1])
+    if rank == 2:
+        return None
+    net = models.sharded(models.model(), DeviceMesh.from_group(alone, "cpu"))
+    wire = gradwire.attach(net, replicate_group=pair, density=0.02, dense_below=0)
+    models.train(net, 1)
+    try:
+        gradwire.save(wire, folder)
+    except StateError as error:
+        return str(error)
+    finally:
+        wire.close()
+
+
+def test_a_rank_without_the_model_is_not_waited_for(ranks, tmp_path):
+    for said in ranks.run(3, on_part_of_the_job, str(tmp_path / "new"))[:2]:
+        assert "this model is on 2 of 3" in said
+    assert not (tmp_path / "new").exists()

@@ -40,13 +40,17 @@ def real():
 
 @pytest.mark.parametrize(
     ("text", "bits"),
-    [("10gbit", 10**10), ("1gbit", 10**9), ("100Mbit", 10**8), ("2.5gbit", 25 * 10**8)],
+    [
+        *(("10gbit", 10**10), ("1gbit", 10**9), ("100Mbit", 10**8), ("2.5gbit", 25 * 10**8)),
+        *((f"10{unit}", 10**10) for unit in ("Gbps", " Gbit/s", "Gb/s", "gb", " gbits")),
+        *(("1 GB/s", 8 * 10**9), ("100MB/s", 8 * 10**8)),
+    ],
 )
 def test_rates_are_read(text, bits):
     assert parse_rate(text) == bits
 
 
-@pytest.mark.parametrize("text", ["100", "fast", "10 gbit", "-1gbit", "1e9bit", "10gbyte", ""])
+@pytest.mark.parametrize("text", ["100", "fast", "10 g", "-1gbit", "GB/s", "1e9bit", "10gbyte", ""])
 def test_a_rate_that_is_none_is_refused(text):
     with pytest.raises(ConfigError, match=f"such as 100mbit, got '{text}'"):
         parse_rate(text)

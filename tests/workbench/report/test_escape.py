@@ -74,9 +74,9 @@ def test_a_run_whose_every_word_is_hostile(tmp_path, monkeypatch):
             object.__setattr__(each, name, BAD)
     monkeypatch.setattr(type(options[0]), "task", runs[0].task)
     hostile = [dataclasses.replace(r, options=o) for r, o in zip(runs, options, strict=True)]
-    # title of the page (model, data), the line above it (the same), the headline, legend (2),
+    # title of the page (model, data), the line above it (the same), the headline (2), legend (2),
     # numbers (2), settings (model, data)
-    safe(render_run(hostile), 4 + 1 + 2 + 2 + 2)
+    safe(render_run(hostile), 4 + 2 + 2 + 2 + 2)
 
 
 def chart():

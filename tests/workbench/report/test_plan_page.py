@@ -22,10 +22,10 @@ def test_the_page_has_a_bar_a_method_and_is_self_contained(plan, tmp_path):
 
     text = write_plan_page(plan, tmp_path / "new" / "plan.html").read_text()
     assert text.count('class="bar"') == len(shown_predictions(plan))
-    assert "gaussiank" in text
     assert "topk/hierarchical" in text
-    assert "link, Mbit/s" in text
-    assert plan.recommendation.reason in text
+    assert "DDP, bf16 hook (PyTorch)" in text
+    assert "your link, 1 Gbit/s" in text
+    assert plan.recommendation.reason[1:] in text
     assert "<script" not in text
     assert not re.search(r'(?:src|href)="(?!#)', text.replace("xlink:href=", "href="))
 
@@ -52,9 +52,10 @@ def test_a_page_needs_a_name(plan, tmp_path):
 
 
 def test_the_table_has_one_line_a_method_or_all(plan):
-    lines = plan_table(plan).row_count
-    assert lines == len({p.way.method for p in plan.predictions}) - 2 + 2 + len(
-        {p.way.exchange for p in plan.predictions if p.way.method == "topk"}
-    )
+    shown = [p.way.name for p in shown_predictions(plan)]
+    assert plan_table(plan).row_count == len(shown) == len(set(shown))
+    assert {"ddp", "bf16-hook", "hsdp-bf16", "topk/union", "topk/hierarchical"} < set(shown)
+    # What is never recommended is shown with --all only.
+    assert not {"gaussiank/allgather", "topk/gs-sgd", "dense-bf16", "dgc", "muon"} & set(shown)
     assert plan_table(plan, everything=True).row_count == len(plan.predictions)
     assert plan.recommendation.prediction in shown_predictions(plan)

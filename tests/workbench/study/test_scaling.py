@@ -20,7 +20,7 @@ def test_the_page_has_the_papers_table_and_a_chart_a_network(monkeypatch):
     assert "2.068 / 2.115 (+2.3%)" in table.rows[1]
     assert [chart.name for chart in page.charts] == ["scaling-alexnet", "scaling-70B"]
     large = {line.label: line.ys for line in page.charts[1].lines}
-    assert large["dense"][0] > 50 * large["topk/gtopk"][0]
+    assert large["DDP, fp32 (PyTorch)"][0] > 50 * large["topk/gtopk"][0]
     # Twice the bytes for four times the workers would be a ring; all-gather sends four times.
     assert large["topk/allgather"][1] == pytest.approx(4.2 * large["topk/allgather"][0], rel=0.2)
 

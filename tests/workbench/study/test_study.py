@@ -2,6 +2,7 @@ import errno
 import json
 import os
 import re
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -327,3 +328,107 @@ def test_a_job_that_fails_keeps_what_others_measured(tmp_path):
     with pytest.raises(ConfigError, match="nine is too many"):
         run_study(study, SMALL, tmp_path, "x", lambda words: None, jobs=2)
     assert StudyFolder(tmp_path, "bounds").done() == [{"n": 1}]
+
+
+def endless(settings, cell):
+    """Tells its process and goes on for a minute."""
+    (Path(cell["out"]) / f"{os.getpid()}.pid").touch()
+    time.sleep(60)
+    return [{"n": 1, "square": 1}]
+
+
+KILLED = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from tests.workbench.study.test_study import SMALL, endless, made, run_study
+if __name__ == "__main__":
+    out = sys.argv[1]
+    cells = [{"n": n, "out": out} for n in (1, 2)]
+    study = replace(made([]), measure=endless, cells=lambda s: cells)
+    run_study(study, SMALL, Path(out), "x", print, jobs=2)
+"""
+
+
+def test_jobs_end_with_a_study_that_is_killed(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(KILLED)
+    root = Path(__file__).parents[3]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    with subprocess.Popen([sys.executable, program, tmp_path], env=environment) as process:
+        wait_for(lambda: len([*tmp_path.glob("*.pid")]) == 2, seconds=100)
+        process.kill()
+    jobs = [int(path.stem) for path in tmp_path.glob("*.pid")]
+    wait_for(lambda: not any(map(runs, jobs)), seconds=30)
+
+
+def runs(pid):
+    """Whether a process is alive and not a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_for(ready, seconds):
+    end = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < end, "it takes too long"
+        time.sleep(0.1)
+
+
+def doubling(settings, rows, pending):
+    """Asks for twice the largest n so far, up to 8, when nothing is on its way."""
+    largest = max((row["n"] for row in rows), default=1)
+    return [] if pending else [{"n": 2 * largest}] * (largest < 8)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_rows_ask_for_more_cells(tmp_path, jobs):
+    study = replace(made([], cells=2), measure=halves, more=doubling)
+    said = []
+    run_study(study, SMALL, tmp_path, "x", said.append, jobs=jobs)
+    assert sorted(cell["n"] for cell in StudyFolder(tmp_path, "bounds").done()) == [0, 1, 2, 4, 8]
+    assert said[-1].startswith("bounds  5/5  8")
+    # A study that was stopped asks again.
+    run_study(replace(study, cells=lambda s: []), SMALL, tmp_path, "x", said.append, jobs=jobs)
+    assert len(said) == 5
+
+
+def test_a_cell_that_is_left_out_is_not_asked_for_again(tmp_path):
+    measured = []
+
+    def measure(settings, cell):
+        measured.append(cell["n"])
+        if cell["n"] == 2:
+            raise DataError("two is missing")
+        return [{"n": cell["n"], "square": 1}]
+
+    study = replace(made([], cells=2), measure=measure, more=doubling)
+    with pytest.raises(DataError, match="two is missing"):
+        run(study, tmp_path)
+    assert measured == [0, 1, 2]
+
+
+def test_settings_that_cells_hold_may_differ_in_one_folder(tmp_path):
+    run(made([]), tmp_path, replace(SMALL, seed=1))
+    with pytest.raises(ConfigError, match="was begun with seed = 1, now 2"):
+        run(made([]), tmp_path, replace(SMALL, seed=2))
+    run(replace(made([]), in_cells=("seed", "data_dir")), tmp_path / "free", replace(SMALL, seed=1))
+    free = replace(made([], cells=4), in_cells=("seed", "data_dir"))
+    page, _ = run(free, tmp_path / "free", replace(SMALL, seed=2, data_dir="other"))
+    assert page.summary == "4 rows"
+
+
+def test_names_of_points_stand_beside_them_and_apart():
+    lines = [Line("one", [1.0], [2.0], "points"), Line("two", [1.0], [2.0], "points")]
+    lines += [Line("far", [100.0], [1.0], "points")]
+    chart = Chart("c", "C", "x", "y", lines, log_x=True, named_points=True)
+    (axes,) = _draw(chart, "#000000", "#cccccc").axes
+    places = {text.get_text(): text for text in axes.texts}
+    assert set(places) == {"one", "two", "far"}
+    assert axes.get_legend() is None
+    # Points at one place have labels above each other; on the right they stand to the left.
+    assert abs(places["one"].xyann[1] - places["two"].xyann[1]) > 8
+    assert (places["one"].get_ha(), places["far"].get_ha()) == ("left", "right")
+    assert "<svg" in render_svg(chart)

@@ -1,145 +1,154 @@
-"""The runs of `study language`: those of the study, or any that the command line names."""
+"""The runs of `study language`: measure one, and list those that the results so far ask for."""
 
-import itertools
+import functools
+import hashlib
+import math
 import resource
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import torch
 
-from gradwire.errors import ConfigError, unknown
-from gradwire.workbench import data, models
+from gradwire.errors import ConfigError
+from gradwire.workbench import models
 from gradwire.workbench.data import DataError, Text
-from gradwire.workbench.simulate.language_run import LOOK, LanguageRecipe, LanguageRun
-from gradwire.workbench.study.language.recipes import RATES, RECIPES
+from gradwire.workbench.data.books import load_books, load_novels
+from gradwire.workbench.simulate.language_run import LOOK, LanguageRun
+from gradwire.workbench.study.language.choices import LINE, cell_recipe, list_cells
+from gradwire.workbench.study.language.recipes import next_rates
 from gradwire.workbench.study.study import Cell, Settings, StudyRow, repeatable
 from gradwire.workbench.study.unfinished import UnfinishedRun
 
 LOOKS = 4
 """Evaluations per run."""
+MOST_KERNELS = 256
+"""Compiled forms of the loss that torch keeps, because one process trains networks of many sizes.
 
-SIZES: dict[str, dict[str, int]] = {
-    "gpt-tiny": {"tokens": 4_096, "steps": 700},
-    "gpt-11m": {"tokens": 65_536, "steps": 1_500},
-    "gpt-40m": {"tokens": 65_536, "steps": 1_000},
-    "gpt-85m": {"tokens": 65_536, "steps": 1_900},
-    "gpt-124m": {"tokens": 65_536, "steps": 1_900},
-}
-"""Tokens per step, of all workers together, and steps: one pass over the books at most."""
-
-SMALL_CELLS = {"model": "gpt-tiny", "steps": 150, "recipe": "dense-adamw,dense-muon,muon"}
-"""The choices of `--small`."""
-
-FREE: dict[str, Callable[[str], Any]] = {
-    "model": str,
-    "width": int,
-    "depth": int,
-    "workers": int,
-    "tokens": int,
-    "steps": int,
-    "recipe": str,
-    "every": int,
-    "lr": float,
-}
-"""The choices of the command line, each a value or a list with commas."""
-CHOICES = (*FREE, "seeds")
+After its own limit of 8 torch would go on without compiling.
+"""
 
 
-def list_cells(settings: Settings) -> list[Cell]:
-    """List a cell per run: the grid of the study, or every combination of the choices."""
-    chosen: dict[str, Any] = dict(SMALL_CELLS) if settings.small else {}
-    chosen |= settings.chosen
-    lists = {name: _read(name, str(value)) for name, value in chosen.items()}
-    lists.setdefault("model", ["gpt-11m"])
-    lists.setdefault("recipe", list(RECIPES))
-    lists.setdefault("workers", [4])
-    seeds = range(settings.seed, settings.seed + (settings.seeds or 1))
-    cells = [
-        _cell(dict(zip(lists, values, strict=True)), lr, seed, settings.small)
-        for seed in seeds
-        for values in itertools.product(*lists.values())
-        for lr in _rates(lists, values, settings.small)
-    ]
-    return list({str(cell): cell for cell in cells}.values())
+def more_cells(
+    settings: Settings, rows: Sequence[StudyRow], pending: Sequence[Cell] = ()
+) -> list[Cell]:
+    """List the runs that `--extend` adds, given the rows so far.
+
+    Rates are added by factors of 2 until the best one has a worse neighbour on both sides. Then the
+    best rate gets the other seeds. Nothing is added beside runs that are still `pending`.
+    """
+    if not settings.extend:
+        return []
+    waits = {_line(cell) for cell in pending}
+    found: dict[str, dict[float, float]] = {}
+    for row in rows:
+        if "test" in row and row["seed"] == settings.seed:
+            found.setdefault(_line(row), {})[row["lr"]] = _rank(row["valid"])
+    more = []
+    for cell in {_line(cell): cell for cell in list_cells(settings)}.values():
+        losses = found.get(_line(cell))
+        if not losses or _line(cell) in waits:
+            continue
+        if rates := next_rates(losses):
+            more += [cell | {"lr": rate} for rate in rates]
+            continue
+        best = min(losses, key=losses.__getitem__)
+        seeds = range(settings.seed + 1, settings.seed + max(1, settings.seeds))
+        more += [cell | {"lr": best, "seed": seed} for seed in seeds]
+    return more
 
 
-def _read(name: str, text: str) -> list[Any]:
-    """Return the values of a choice, "0.004,0.008" for instance."""
-    tables: dict[str, Mapping[str, Any]] = {"model": SIZES, "recipe": RECIPES}
-    known = tables.get(name)
-    values = []
-    for part in text.split(","):
-        try:
-            value = FREE[name](part.strip())
-        except ValueError as error:
-            raise ConfigError(f"--{name} takes numbers, got {part!r}.") from error
-        if known is not None and value not in known:
-            raise unknown(name, value, known)
-        if known is None and value <= 0:
-            raise ConfigError(f"--{name} must be above 0, got {part}.")
-        values.append(value)
-    return values
+def _line(row: Mapping[str, Any]) -> str:
+    """Return what runs that differ in rate and seed alone have in common."""
+    return str([(name, row[name]) for name in LINE if name in row])
 
 
-def _rates(lists: Mapping[str, list[Any]], values: Sequence[Any], small: bool) -> Sequence[float]:
-    """Return the learning rates of a combination, one for `--small`."""
-    if "lr" in lists:
-        return (0.0,)
-    chosen = dict(zip(lists, values, strict=True))
-    rates = RATES[RECIPES[chosen["recipe"]].optimizer]
-    return rates[2:3] if small else rates
-
-
-def _cell(chosen: Mapping[str, Any], lr: float, seed: int, small: bool) -> Cell:
-    """Return the whole cell of the choices, with the defaults of the model."""
-    spec = models.model_spec(chosen["model"]).make.keywords  # type: ignore[attr-defined]
-    recipe = RECIPES[chosen["recipe"]]
-    cell = {"model": chosen["model"], "data": "novels" if small else "books"}
-    for name in ("width", "depth"):
-        cell[name] = chosen.get(name, spec[name])
-    cell["workers"] = chosen["workers"]
-    for name in ("tokens", "steps"):
-        cell[name] = chosen.get(name, SIZES[chosen["model"]][name])
-    every = recipe.rounds.get("every", 1)
-    cell |= {"recipe": chosen["recipe"], "every": chosen.get("every", every)}
-    if not recipe.rounds:
-        cell["every"] = 1
-    return cell | {"lr": chosen.get("lr", lr), "seed": seed}
+def _rank(loss: float) -> float:
+    """Return the loss, or infinity for a run that diverged."""
+    return loss if math.isfinite(loss) else math.inf
 
 
 def measure(settings: Settings, cell: Cell) -> list[StudyRow]:
     """Train the cell's recipe; return a row per evaluation, the last with the test loss.
 
-    valid, test: the loss in nats per token. bytes: sent by all workers so far. dense: the bytes of
-    a ring all-reduce of fp32 gradients at every step so far. bits: sent per entry, worker and step.
+    valid, test: the loss in nats per token. valid_byte, test_byte: per byte of the text.
+    bytes: sent by all workers so far. dense: the bytes of a ring all-reduce of fp32 gradients at
+    every step so far. bits: sent per entry, worker and step. text: a digest of the training text.
     """
     device = torch.device(settings.device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
         torch.set_float32_matmul_precision("high")
+        torch._dynamo.config.recompile_limit = MOST_KERNELS
     with repeatable(settings):
-        run = _open(settings, cell, device)
-        saved = UnfinishedRun(settings, cell)
-        rows = saved.resume(run)
-        losses: list[torch.Tensor] = []
+        _, digest = _text(settings, cell)
+        progress = _Progress(_open(settings, cell, device))
+        run, saved = progress.run, UnfinishedRun(settings, cell)
+        rows = saved.resume(progress)
         while run.steps < run.total:
-            losses.append(run.step())
+            progress.step()
             if run.steps * LOOKS // run.total > len(rows):
-                rows.append(cell | _row(run, losses))
-                losses = []
-                saved.save_if_due(run, rows, LOOKS)
+                rows.append(cell | _row(progress, digest))
+                if not math.isfinite(rows[-1]["loss"] + rows[-1]["valid"]):
+                    # It diverged: the other steps are not worth their time.
+                    rows[-1] |= {"test": math.inf, "test_byte": math.inf}
+                    break
+            if run.steps < run.total:
+                saved.save_if_due(progress, rows, f"step {run.steps:,} of {run.total:,}")
     return rows
+
+
+class _Progress:
+    """A run, and the training losses since its last evaluation."""
+
+    def __init__(self, run: LanguageRun) -> None:
+        self.run, self.device = run, run.device
+        self.losses: list[torch.Tensor] = []
+        self._bytes_before = 0
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes that all workers have sent, also before the run was interrupted."""
+        return self._bytes_before + self.run.bytes_sent
+
+    def step(self) -> None:
+        self.losses.append(self.run.step())
+
+    def take_losses(self) -> list[torch.Tensor]:
+        """Return the losses, and begin anew."""
+        losses, self.losses = self.losses, []
+        return losses
+
+    def state_dict(self) -> dict[str, Any]:
+        state = self.run.state_dict()
+        return {"run": state, "losses": self.losses, "bytes_sent": self.bytes_sent}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self.run.load_state_dict(saved["run"])
+        self.losses = saved["losses"]
+        # Virtual ranks count from 0 again, a cluster goes on.
+        self._bytes_before = saved["bytes_sent"] - self.run.bytes_sent
+
+
+@functools.lru_cache(maxsize=2)
+def _read_text(name: str, folder: str | None, window: int, vocabulary: int) -> tuple[Text, str]:
+    """Return a text and its digest. A process reads it once for all its cells."""
+    if name == "novels":
+        text = load_novels(window, vocabulary)
+    elif folder is None:
+        raise DataError(f"{name} is read from files: name their folder with --data-dir.")
+    else:
+        text = load_books(Path(folder).expanduser(), window, vocabulary)
+    return text, hashlib.sha256(text.train.numpy().tobytes()).hexdigest()[:12]
 
 
 def _open(settings: Settings, cell: Cell, device: torch.device) -> LanguageRun:
     """Return the run of a cell, on its text."""
     spec = models.model_spec(cell["model"])
     keywords = spec.make.keywords  # type: ignore[attr-defined]
-    text = data.load_dataset(cell["data"], settings.data_dir, spec.shape)
-    assert isinstance(text, Text)
+    text, _ = _text(settings, cell)
     head = keywords["width"] // keywords.get("heads", keywords["width"] // 64)
     size = {"width": cell["width"], "depth": cell["depth"], "heads": max(1, cell["width"] // head)}
     batch, rest = divmod(cell["tokens"], cell["workers"] * text.window)
@@ -156,7 +165,7 @@ def _open(settings: Settings, cell: Cell, device: torch.device) -> LanguageRun:
         )
     return LanguageRun(
         lambda: models.build(cell["model"], **size, **text.network),
-        _recipe(cell),
+        cell_recipe(cell),
         text,
         workers=cell["workers"],
         batch=batch,
@@ -167,31 +176,34 @@ def _open(settings: Settings, cell: Cell, device: torch.device) -> LanguageRun:
     )
 
 
-def _recipe(cell: Cell) -> LanguageRecipe:
-    """Return the cell's recipe, with its number of steps per round."""
-    recipe = RECIPES[cell["recipe"]]
-    if not recipe.rounds:
-        return recipe
-    return replace(recipe, rounds={**recipe.rounds, "every": cell["every"]})
+def _text(settings: Settings, cell: Cell) -> tuple[Text, str]:
+    window = models.model_spec(cell["model"]).shape[0]
+    return _read_text(cell["data"], settings.data_dir, window, cell.get("vocabulary", 0))
 
 
-def _row(run: LanguageRun, losses: Sequence[torch.Tensor]) -> StudyRow:
+def _row(progress: _Progress, digest: str) -> StudyRow:
     """Return the numbers of a run so far."""
-    assert run.text.valid is not None
-    last = run.steps == run.total
+    run, text = progress.run, progress.run.text
+    assert text.valid is not None
     sent = run.workers * run.entries * run.steps
-    row = {
+    row: StudyRow = {
         "step": run.steps,
-        "loss": mean(map(float, losses)),
-        "valid": run.score(run.text.valid, LOOK),
-        "bytes": run.bytes_sent,
+        "loss": mean(map(float, progress.take_losses())),
+        "valid": run.score(text.valid, LOOK),
+        "bytes": progress.bytes_sent,
         "dense": run.dense_bytes,
-        "bits": 8 * run.bytes_sent / sent,
+        "bits": 8 * progress.bytes_sent / sent,
         "d": run.entries,
         "seconds": run.seconds,
         "memory": _peak_memory(run.device),
+        "text": digest,
     }
-    return row | ({"test": run.score(run.text.test)} if last else {})
+    if run.steps == run.total:
+        row["test"] = run.score(text.test)
+    scores = {name: row[name] for name in ("valid", "test") if name in row}
+    return row | {
+        f"{name}_byte": loss * text.tokens_per_byte(name) for name, loss in scores.items()
+    }
 
 
 def _peak_memory(device: torch.device) -> int:
