@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw as adamw_step
 
-from gradwire.errors import ConfigError
+from gradwire.errors import ConfigError, StateError
 from gradwire.optim.newton_schulz import batches, orthogonalise
 from gradwire.optim.roles import Cut, Roles, Split
 from gradwire.optim.shards import cut_out, gather_whole, needs_gathering
@@ -105,6 +105,20 @@ class MuonAdamW(Optimizer):
 
     def __init__(self, groups: Sequence[dict[str, Any]], lr: float, weight_decay: float) -> None:
         super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuse parameters that come later: their rule follows from the model as a whole."""
+        if "rule" not in param_group:
+            raise ConfigError(
+                "muon takes no more parameters: make another one with the whole model, as "
+                "gradwire.optim.muon(model)"
+            )
+        super().add_param_group(param_group)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where `state_dict` was taken; raise StateError for one of another model."""
+        _check_layout(self, state_dict)
+        super().load_state_dict(state_dict)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -223,6 +237,30 @@ class MuonAdamW(Optimizer):
 def _rate(matrix: Tensor, lr: float) -> float:
     """Return the learning rate with which an orthogonal matrix has the size of AdamW's updates."""
     return 0.2 * math.sqrt(max(matrix.shape)) * lr
+
+
+def _check_layout(optimizer: MuonAdamW, saved: Mapping[str, Any]) -> None:
+    """Raise StateError unless rules, parameters and shapes are those of the optimiser."""
+    mine = [(g["rule"], len(g["params"])) for g in optimizer.param_groups]
+    theirs = [(g.get("rule"), len(g["params"])) for g in saved["param_groups"]]
+    if mine != theirs:
+        raise StateError(
+            f"muon: the saved state has groups {theirs} of (rule, parameters), this model's are "
+            f"{mine}: it is of another model or optimiser"
+        )
+    numbers = [number for g in saved["param_groups"] for number in g["params"]]
+    parameters = [
+        pair
+        for g in optimizer.param_groups
+        for pair in zip(g["param_names"], g["params"], strict=True)
+    ]
+    for number, (name, p) in zip(numbers, parameters, strict=True):
+        for key, value in saved["state"].get(number, {}).items():
+            if key != "step" and value.shape != p.shape:
+                raise StateError(
+                    f"muon: the saved {key} of {name} has shape {tuple(value.shape)}, the "
+                    f"parameter has {tuple(p.shape)}: it is of another model"
+                )
 
 
 def _matrices(tensor: Tensor, cut: Cut | None) -> Sequence[Tensor]:

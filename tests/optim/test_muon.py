@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from gradwire.errors import ConfigError
+from gradwire.errors import ConfigError, StateError
 from gradwire.optim import MuonAdamW, muon, newton_schulz
 
 
@@ -309,6 +309,38 @@ def test_a_saved_optimizer_goes_on(tmp_path):
     for p, q in zip(whole.parameters(), broken.parameters(), strict=True):
         assert torch.equal(p, q)
     assert repr(copy.deepcopy(again)) == repr(optimizer)
+
+
+def test_the_state_of_another_model_is_refused_and_nothing_changes():
+    model = gpt()
+    optimizer = muon(model, lr=0.01)
+    train(model, [optimizer], 1)
+    good = optimizer.state_dict()
+    before = copy.deepcopy(good)
+    wide = copy.deepcopy(good)
+    number = next(n for n, values in wide["state"].items() if "momentum_buffer" in values)
+    wide["state"][number]["momentum_buffer"] = torch.zeros(3, 3)
+    fewer = copy.deepcopy(good)
+    fewer["param_groups"][0]["params"].pop()
+    for state, words in (
+        (wide, r"the saved momentum_buffer of \S+ has shape \(3, 3\), the parameter has"),
+        (fewer, "it is of another model or optimiser"),
+        (torch.optim.AdamW(model.parameters()).state_dict(), "the saved state has groups"),
+    ):
+        with pytest.raises(StateError, match=words):
+            optimizer.load_state_dict(state)
+    after = optimizer.state_dict()
+    assert after["param_groups"] == before["param_groups"]
+    for n, values in before["state"].items():
+        assert all(torch.equal(after["state"][n][key], values[key]) for key in values)
+
+
+def test_parameters_that_come_later_are_refused():
+    model = gpt()
+    optimizer = muon(model, lr=0.01)
+    with pytest.raises(ConfigError, match="make another one with the whole model"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3, 3))]})
+    train(model, [optimizer], 1)
 
 
 def test_a_loaded_count_of_steps_is_where_the_fused_adamw_needs_it():

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 _VERSION = 1
 """Version of the dictionary."""
-IN_COMMON = ("run", "config", "learning rate or flush", "shared weights", "order of parameters")
+IN_COMMON = (
+    "run", "config", "learning rate or flush", "shared weights", "last step", "order of parameters",
+)  # fmt: skip
 """Names of the things that all parts of one checkpoint have alike.
 
 The order of parameters is last, because it differs between the shards of a sharded model.
@@ -161,6 +163,11 @@ def common_digests(saved: Mapping[str, Any]) -> list[str]:
             dict(saved["config"]),
             [saved.get("worth"), bool(saved.get("flush"))],
             _shared_weights(saved.get("local", {})),
+            # What became of it, and the number of bundles that it has delivered.
+            [
+                bool(saved.get("skipped", saved.get("user_skip"))),
+                sum(sent is not None for sent in saved["delivered"]),
+            ],
             [saved["bundles"], saved.get("strides")],
         )
     ]

@@ -206,6 +206,11 @@ FORGED = {
         _part(lambda s: s["counts"].update(skipped=3)),
         "the state's count 'skipped' is 3, more than 2",
     ),
+    "skipped on one rank": (_part(lambda s: s.update(skipped=True)), "differ in their last step"),
+    "delivered by one rank": (
+        _part(lambda s: s.update(delivered=[None] * len(s["delivered"]))),
+        "differ in their last step",
+    ),
     "foreign memory order": (_part(_transposed), "differ in their order of parameters"),
 }
 
