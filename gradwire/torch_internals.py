@@ -516,3 +516,13 @@ def profile_all_threads() -> Any:
     """
     config = _get(torch._C._profiler, "_ExperimentalConfig", "torch._C._profiler")
     return config(profile_all_threads=True)
+
+
+def keep_compiled_forms(number: int) -> None:
+    """Let torch keep so many compiled forms of one function; then it goes on without compiling.
+
+    The setting is in torch._dynamo, which takes seconds to import. Seen in 2.11 to 2.15.
+    """
+    import torch._dynamo.config
+
+    _get(torch, "_dynamo", "torch").config.recompile_limit = number

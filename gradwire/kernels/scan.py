@@ -76,7 +76,7 @@ def scan_cpu(
         return scan_torch(residual, pieces, maxima, block, unscale)
     factor = 1.0 if unscale is None else float(unscale)
     if residual.numel() <= ALONE and _scan_few(residual, pieces, maxima, block, factor):
-        return torch.tensor(True)
+        return torch.tensor(True, dtype=torch.bool)
     longest = align(min(STRETCH, max((g.numel() for _, g in pieces), default=0)))
     u, magnitude = torch.empty(2, longest, dtype=torch.float32).unbind()
     scratch = torch.empty(longest // block, dtype=torch.float32)

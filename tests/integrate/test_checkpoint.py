@@ -272,7 +272,7 @@ def test_a_cluster_is_loaded_whole_or_not_at_all(cluster):
 
 def test_bundles_that_mix_dense_parameters_and_others_are_refused():
     """The rule of a bundle's first parameter would quietly hold for all of it."""
-    saved = {"bundles": [["a", "b"]], "memory": [{}], "delivered": [None]}
+    saved = {"bundles": [["a", "b"]], "memory": [{}], "delivered": [None], "world_size": 2}
     slots = {name: Slot(name, (4,), (1,), torch.float32, numel=4) for name in ("a", "b")}
     check_bundles(saved, slots, ())
     check_bundles(saved, slots, ("*",))

@@ -279,11 +279,22 @@ CASES = {
         internals.profile_all_threads,
         torch._C._profiler,
     ),
+    "torch._dynamo": Case(lambda t: keeps_forms(), lambda: internals.keep_compiled_forms(9), torch),
 }
 
 
 def t_module():
     return nn.Linear(1, 1)
+
+
+def keeps_forms():
+    import torch._dynamo
+
+    before = torch._dynamo.config.recompile_limit
+    internals.keep_compiled_forms(before + 1)
+    after = torch._dynamo.config.recompile_limit
+    internals.keep_compiled_forms(before)
+    return after == before + 1
 
 
 def copies_each():

@@ -163,7 +163,7 @@ def _flight(local: "LocalSteps", saved: Mapping[str, Any], note: Mapping[str, An
         False,
         {n: saved["local"]["update"][n].to(local.device, torch.float32).clone() for n in names},
         {n: saved["departures"][n].to(local.device, here[n].dtype).clone() for n in names},
-        torch.tensor(bool(note["ok"]), device=local.device),
+        torch.tensor(bool(note["ok"]), dtype=torch.bool, device=local.device),
     ).arrived()
 
 

@@ -45,9 +45,9 @@ class PowerSgdExchange(RivalExchange):
             begin += size
         generator = torch.Generator().manual_seed(0)
         self.q = {
-            (n, m): torch.randn(len(begins), m, min(n, m, rank), generator=generator).to(
-                device, dtype
-            )
+            (n, m): torch.randn(
+                len(begins), m, min(n, m, rank), generator=generator, dtype=torch.float32
+            ).to(device, dtype)
             for (n, m), begins in self.groups.items()
         }
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from gradwire.errors import ConfigError
+from gradwire.torch_internals import keep_compiled_forms
 from gradwire.workbench import models
 from gradwire.workbench.data import DataError, Text
 from gradwire.workbench.data.books import load_books, load_novels
@@ -81,7 +82,7 @@ def measure(settings: Settings, cell: Cell) -> list[StudyRow]:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
         torch.set_float32_matmul_precision("high")
-        torch._dynamo.config.recompile_limit = MOST_KERNELS
+        keep_compiled_forms(MOST_KERNELS)
     with repeatable(settings):
         _, digest = _text(settings, cell)
         progress = _Progress(_open(settings, cell, device))
