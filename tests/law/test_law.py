@@ -24,7 +24,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("method", "exchange", "values"), CASES)
-@settings(max_examples=10, deadline=None, derandomize=True)
+@settings(max_examples=6, deadline=None, derandomize=True)
 @given(
     world=st.sampled_from([1, 2, 3, 4, 5, 8]),
     size=st.integers(1, 700),

@@ -45,7 +45,8 @@ class Embedded:
     """The recipe of a network on a data set that needs no files.
 
     The published values are made for tens of thousands of steps; training here takes a few hundred.
-    size: keywords that make the network small.
+    size: keywords that make the network small. muon_lr: Muon's learning rate, 0 if nobody looked
+    for it.
     """
 
     data: str
@@ -54,3 +55,4 @@ class Embedded:
     epochs: int
     momentum: float = 0.9
     size: Mapping[str, Any] = field(default_factory=dict)
+    muon_lr: float = 0.0

@@ -506,8 +506,9 @@ def usual_lr(model: str, embedded: bool, optimizer: str) -> float:
     """Return the learning rate of a model for an optimiser, where nobody has chosen one."""
     spec = models.model_spec(model)
     source = spec.embedded if embedded and spec.embedded else spec
-    is_scaled = optimizer == "muon" and spec.optimizer == "adamw"
-    return source.lr * (_MUON_RATE if is_scaled else 1)
+    if optimizer != "muon" or spec.optimizer != "adamw":
+        return source.lr
+    return getattr(source, "muon_lr", 0.0) or source.lr * _MUON_RATE
 
 
 def cosine_factor(done: float) -> float:

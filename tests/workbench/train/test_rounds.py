@@ -80,7 +80,8 @@ def test_the_usual_options_of_a_recipe_with_rounds():
     run = resolve(TINY)
     spec = models.model_spec("gpt-tiny")
     assert (run.optimizer, run.every, run.density, run.values) == ("muon", 5, 0.5, "sign")
-    assert run.lr == 4 * spec.embedded.lr
+    assert run.lr == spec.embedded.muon_lr == 2 * spec.embedded.lr
+    assert resolve({"model": "gpt-11m", "data_dir": "x", "recipe": "muon"}).lr == 0.008
     assert (run.cosine, run.weight_decay, run.clip) == (True, 0.1, 1.0)
     assert resolve(TINY | {"recipe": "muon-wan", "every": 7}).every == 7
     assert resolve(TINY | {"lr_drop": (1,)}).cosine is False
@@ -111,7 +112,7 @@ def test_settings_that_contradict(more, words):
 def test_dense_with_another_optimiser_has_its_own_usual_rate():
     run = resolve(TINY)
     adamw = run.with_method("dense-adamw")
-    assert (adamw.title, adamw.lr, adamw.recipe, adamw.every) == ("dense AdamW", 0.004, "", 0)
+    assert (adamw.title, adamw.lr, adamw.recipe, adamw.every) == ("dense AdamW", 0.008, "", 0)
     assert run.with_method("dense").title == "dense Muon"
     assert run.with_method("dense-muon").lr == run.lr
     # A rate that was chosen is everyone's.
