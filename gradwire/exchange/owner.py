@@ -104,9 +104,9 @@ def _halves(
 ) -> tuple[int, int]:
     """Return the bytes of the message to one owner, and of the message of one owner."""
     length = part_length(size, ranks)
-    there = encoding.settled(size, capacity)
+    settled = encoding.settled(size, capacity)
     return (
-        nbytes(part_capacity(capacity, size, length, room), there, length),
+        nbytes(part_capacity(capacity, size, length, room), settled, length),
         nbytes(length, Encoding(back, "common"), length),
     )
 
@@ -131,8 +131,8 @@ def owner_rounds(ranks: int, back: str = _BACK, room: float = _ROOM) -> int:
 def owner_legs(network: "Network", size: int, capacity: int, encoding: Encoding) -> "list[Leg]":
     """Return the legs: entries from each rank to each owner, and the parts of the mean to all."""
     others = network.workers - 1
-    there, answer = _halves(network.workers, size, capacity, encoding, _BACK, _ROOM)
-    return [network.everyone(others * there, others), network.ring(others * answer, others)]
+    sent, answer = _halves(network.workers, size, capacity, encoding, _BACK, _ROOM)
+    return [network.everyone(others * sent, others), network.ring(others * answer, others)]
 
 
 def owner_received(received: "Received") -> float:

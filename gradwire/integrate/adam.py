@@ -1,4 +1,4 @@
-"""What may not stand in front of an optimiser: sparse methods before Adam, recipes before others.
+"""Warnings and refusals for optimisers: sparse methods before Adam, recipes before others.
 
 A sparse method sends an entry late, as the sum of several steps. Adam divides an
 entry by its usual size, which such sums change.

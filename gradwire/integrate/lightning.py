@@ -54,7 +54,7 @@ class _WithParts(DDPStrategy):
 
     @property
     def _handle(self) -> Attached | LocalSteps | None:
-        """What is saved: None before the first `fit`."""
+        """The handle that is saved; None before the first `fit`."""
         raise NotImplementedError
 
     def _is_same_model(self) -> bool:

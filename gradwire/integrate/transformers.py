@@ -117,7 +117,7 @@ class _Callback(TrainerCallback):
 
     @property
     def _handle(self) -> Wire | LocalSteps | None:
-        """What is saved: None before the first `train`."""
+        """The handle that is saved; None before the first `train`."""
         raise NotImplementedError
 
     def _open(self, model: Any) -> None:

@@ -1,4 +1,4 @@
-"""What people use without gradwire: PyTorch's DDP, its bf16 and PowerSGD hooks, and FSDP2.
+"""Ways without gradwire: PyTorch's DDP, its bf16 and PowerSGD hooks, and FSDP2.
 
 Bytes and rounds are counted, not measured. Of these, plain DDP and the two hooks were compared with
 measured steps (benchmarks/results/plan_202611.md); FSDP was not.
