@@ -18,6 +18,7 @@ from faults.inject import Strike, install
 from faults.sequences.answer import PLANNED, Answer, Look, Vector, digest_of, flat, put
 from faults.sequences.net import Net
 from faults.sequences.plan import Setup
+from gradwire.state.saved.manifest import MANIFEST
 
 LR = 0.05
 
@@ -178,7 +179,14 @@ class Trainer:
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    """Return the content of every file in a folder, by name."""
+    """Return the content of every file of the checkpoint in a folder, by name.
+
+    A rank that is killed while it saves leaves files that the manifest does not name.
+    """
     if not folder.is_dir():
         return {}
-    return {file.name: file.read_bytes() for file in sorted(folder.iterdir()) if file.is_file()}
+    files = {file.name: file.read_bytes() for file in sorted(folder.iterdir()) if file.is_file()}
+    manifest = files.get(MANIFEST)
+    if manifest is None:
+        return files
+    return {n: c for n, c in files.items() if n == MANIFEST or n.encode() in manifest}
