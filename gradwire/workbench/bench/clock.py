@@ -11,17 +11,18 @@ import torch
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds per call: the median (ms), and the 20th and 80th percentiles."""
+    """Milliseconds per call: the median (ms), and the 20th, 80th and 90th percentiles."""
 
     ms: float
     p20: float
     p80: float
+    p90: float
 
     @classmethod
     def from_times(cls, times: Sequence[float]) -> "Timing":
         """Return the timing of calls that took `times` milliseconds."""
-        cuts = statistics.quantiles(times, n=5) if len(times) > 1 else [times[0]] * 4
-        return cls(statistics.median(times), cuts[0], cuts[-1])
+        cuts = statistics.quantiles(times, n=10) if len(times) > 1 else [times[0]] * 9
+        return cls(statistics.median(times), cuts[1], cuts[7], cuts[8])
 
 
 def time_calls(

@@ -7,6 +7,7 @@ measured on the same gradients, and its choice is compared with the exact top k.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -26,6 +27,7 @@ from gradwire.workbench.bench.data import DATA, draw_vector
 from gradwire.workbench.bench.path import local_path_calls
 from gradwire.workbench.bench.quality import selection_quality
 from gradwire.workbench.bench.row import Row
+from gradwire.workbench.bench.training import is_training, parse_training, training_gradients
 
 ROTATED_BYTES = 256 << 20
 """The least bytes of all bundles of one row: several times any cache."""
@@ -74,18 +76,21 @@ class RotatingBundles:
         size: int,
         device: torch.device,
         data: str = "gaussian",
-        recorded: Tensor | None = None,
+        recorded: Sequence[Tensor] = (),
     ) -> None:
         self.size, self.device, self.data = size, device, data
         slot = Slot("all", (size,), (1,), torch.float32, 0, size)
         count = max(1, -(-ROTATED_BYTES // (8 * size)))
         self.all = [Bundle([slot], device, rank=0, index=0, dense=False) for _ in range(count)]
-        self.gradients = [
-            draw_vector(data, size, device, seed)
-            if recorded is None
-            else recorded.to(device, copy=True)
-            for seed in range(max(3, count))
-        ]
+        if recorded:
+            # Copies of few gradients, because they have to leave the cache, too.
+            again = range(len(recorded), max(3, count))
+            copies = [recorded[i % len(recorded)].clone() for i in again]
+            self.gradients = [*recorded, *copies]
+        else:
+            self.gradients = [
+                draw_vector(data, size, device, seed) for seed in range(max(3, count))
+            ]
         self.never_skipped = torch.zeros((), dtype=torch.bool, device=device)
 
     def __iter__(self) -> Iterator[tuple[Bundle, Tensor]]:
@@ -106,17 +111,29 @@ def bench_compress(
     data: Sequence[str] = ("gaussian",),
     recorded: tuple[str, Tensor] | None = None,
     options: Sequence[str] = (),
+    data_dir: Path | None = None,
 ) -> Iterator[Row]:
     """Yield each row once it is measured; each size and density begins with floor and torch.topk.
 
     recorded: the name and the entries of a recorded gradient, in place of sizes and data.
+    data_dir: the folder of the data sets for kinds such as "training:gpt".
     """
     variants = _checked_variants(sizes, densities, methods, data, options)
     if recorded is not None:
         sizes, data = [recorded[1].numel()], [recorded[0]]
-    for size in sizes:
-        for name in data:
-            bundles = RotatingBundles(size, device, name, None if recorded is None else recorded[1])
+    # A network in training has a size of its own.
+    drawn = [name for name in data if not is_training(name)]
+    trained = [name for name in data if is_training(name)]
+    for size, names in [*((size, drawn) for size in sizes), (0, trained)]:
+        for name in names:
+            gradients: list[Tensor] = []
+            if recorded is not None:
+                gradients = [recorded[1].to(device)]
+            elif is_training(name):
+                gradients = training_gradients(name, device, data_dir)
+            length = gradients[0].numel() if gradients else size
+            bundles = RotatingBundles(length, device, name, gradients)
+            del gradients
             floor = time_calls(_floor_calls(bundles), device, repeat, warmup)
             for density in densities:
                 for variant in variants:
@@ -239,8 +256,10 @@ def _checked_variants(
         if not 1 <= size <= MAX_SIZE - 64:
             raise ConfigError(f"size must be in 1..{MAX_SIZE - 64:,}, got {size:,}")
     for name in data:
-        if name not in DATA:
-            raise unknown("data", name, DATA)
+        if is_training(name):
+            parse_training(name)
+        elif name not in DATA:
+            raise unknown("data", name, [*DATA, "training:gpt", "training:resnet50"])
     names = list(dict.fromkeys(["floor", "torch.topk", *methods]))
     variants = [Variant.parse(name, options) for name in names]
     for text in options:

@@ -60,10 +60,72 @@ def zeros(size: int, generator: torch.Generator) -> Tensor:
     return gaussian(size, generator) * kept
 
 
+def equal(size: int, generator: torch.Generator) -> Tensor:
+    """Return entries of one magnitude with random signs: nothing but ties."""
+    return gaussian(size, generator).sign()
+
+
+def two_values(size: int, generator: torch.Generator) -> Tensor:
+    """Draw magnitudes of 1, and of 2 for one entry in 500."""
+    return equal(size, generator) * (1 + _one_in(500, size, generator))
+
+
+def sorted_up(size: int, generator: torch.Generator) -> Tensor:
+    """Draw from N(0, 1), in ascending order of magnitude: the largest are neighbours."""
+    return gaussian(size, generator).abs().sort().values
+
+
+def one_layer(size: int, generator: torch.Generator) -> Tensor:
+    """Draw from N(0, 1); 1 % of neighbouring entries are a thousand times larger."""
+    u = gaussian(size, generator)
+    u[size // 2 : size // 2 + max(1, size // 100)] *= 1000
+    return u
+
+
+def powers(size: int, generator: torch.Generator) -> Tensor:
+    """Draw powers of two from 2^-20 to 2^19: many ties, and gaps between them."""
+    exponents = torch.randint(
+        -20, 20, (size,), dtype=torch.int64, device=generator.device, generator=generator
+    )
+    return torch.ldexp(equal(size, generator), exponents)
+
+
+def denormals(size: int, generator: torch.Generator) -> Tensor:
+    """Draw magnitudes too small for fp32's exponent."""
+    return gaussian(size, generator) * 1e-40
+
+
+def few(size: int, generator: torch.Generator) -> Tensor:
+    """Draw from N(0, 1), and keep one entry in 5,000: fewer than most densities want."""
+    return gaussian(size, generator) * _one_in(5000, size, generator)
+
+
+def one_hot(size: int, generator: torch.Generator) -> Tensor:
+    """Draw from N(0, 1); one entry of every 32 neighbours is a hundred times larger."""
+    u = gaussian(size, generator)
+    u[::32] *= 100
+    return u
+
+
+def constant(size: int, generator: torch.Generator) -> Tensor:
+    """Draw from N(0, 1), the same for every seed: one gradient for ever."""
+    return gaussian(size, torch.Generator(generator.device).manual_seed(0))
+
+
+def _one_in(n: int, size: int, generator: torch.Generator) -> Tensor:
+    """Return 1 for one entry in n on average, and 0 for the others."""
+    drawn = torch.rand(size, dtype=torch.float32, device=generator.device, generator=generator)
+    return (drawn < 1 / n).float()
+
+
+USUAL = (gaussian, laplace, t3, layers, network, zeros)
+ADVERSARIAL = (
+    equal, two_values, sorted_up, one_layer, powers, denormals, few, one_hot, constant,
+)  # fmt: skip
 DATA: dict[str, Callable[[int, torch.Generator], Tensor]] = {
-    maker.__name__: maker for maker in (gaussian, laplace, t3, layers, network, zeros)
+    maker.__name__.replace("_", "-"): maker for maker in (*USUAL, *ADVERSARIAL)
 }
-"""The kinds of vectors by name."""
+"""The kinds of vectors by name. The later ones are made to be hard to select from."""
 
 
 def draw_vector(name: str, size: int, device: torch.device, seed: int) -> Tensor:

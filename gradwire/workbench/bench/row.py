@@ -16,8 +16,9 @@ class Row:
 
     achieved: the entries chosen in a first step. energy: the energy of these entries / that of the
     exact top k. recall: the share of the exact top k among these entries. timed: the entries chosen
-    in the last timed step. floor_ms: the floor's time in the same run. ratio: ms / floor_ms.
-    gbps: the floor's bytes / this row's time.
+    in the last timed step. ms: the median of the timed steps, with percentiles p20, p80 and p90.
+    floor_ms: the floor's median in the same run. ratio: ms / floor_ms. gbps: the floor's bytes /
+    this row's time.
     """
 
     method: str
@@ -29,6 +30,7 @@ class Row:
     ratio: float
     p20: float
     p80: float
+    p90: float
     gbps: float
     density: float
     device: str
@@ -48,7 +50,7 @@ class Row:
         return cls(
             method, size, k, achieved, round(time.ms, 5), round(floor.ms, 5),
             round(time.ms / floor.ms, 4), round(time.p20, 5), round(time.p80, 5),
-            round(nbytes / time.ms / 1e6, 1), density, device_name(device),
+            round(time.p90, 5), round(nbytes / time.ms / 1e6, 1), density, device_name(device),
             software_versions(device), data, energy, recall,
             achieved if timed is None else timed,
         )  # fmt: skip

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from gradwire.errors import ConfigError
 from gradwire.workbench.bench.row import Row
+from gradwire.workbench.bench.training import PREFIX
 
 
 def compress_table(rows: Sequence[Row]) -> Table:
@@ -23,7 +24,12 @@ def compress_table(rows: Sequence[Row]) -> Table:
     for name in left + right:
         table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
     for row in rows:
-        cells = (row.method, row.data, short_count(row.size), f"{row.density:g}")
+        cells = (
+            row.method,
+            row.data.removeprefix(PREFIX),
+            short_count(row.size),
+            f"{row.density:g}",
+        )
         quality = ("" if x is None else f"{x:.3g}" for x in (row.energy, row.recall))
         share, timed = f"{row.achieved / row.k:.3g}", f"{row.timed / row.k:.3g}"
         table.add_row(*cells, share, *quality, timed, f"{row.ms:.4g}", f"{row.ratio:.2f}x")

@@ -45,7 +45,14 @@ def _compress(
         list[str] | None, config_flag("options", "For every method that has it. May be repeated.")
     ] = None,
     data: str = typer.Option(
-        "gaussian", help="gaussian, laplace, t3, layers, network, zeros; or several."
+        "gaussian",
+        help="training:gpt or training:resnet50, optionally with @STEP: gradients of a network in "
+        "training from that step on (150), whatever --size says. Or drawn: gaussian, laplace, t3, "
+        "layers, network, zeros, and hard ones: equal, two-values, sorted-up, one-layer, powers, "
+        "denormals, few, one-hot, constant. Several with commas.",
+    ),
+    data_dir: Path | None = typer.Option(
+        None, help="Folder of the books or CIFAR-10 for training; without it, what is embedded."
     ),
     gradient: Path | None = typer.Option(
         None, help="A recorded gradient (train --record-gradients) in place of size and data."
@@ -90,6 +97,7 @@ def _compress(
             data=_split(data),
             recorded=None if gradient is None else (gradient.stem, read_gradient(gradient)),
             options=options or [],
+            data_dir=data_dir,
         ),
         as_json,
     )

@@ -8,7 +8,7 @@ from gradwire.errors import ConfigError
 from gradwire.types import Entries, Sparse
 from gradwire.workbench.bench import bench_compress
 from gradwire.workbench.bench import compress as bench
-from gradwire.workbench.bench.data import DATA, draw_vector, read_gradient
+from gradwire.workbench.bench.data import USUAL, draw_vector, read_gradient
 from gradwire.workbench.bench.quality import selection_quality
 
 CPU = torch.device("cpu")
@@ -33,7 +33,7 @@ def test_ties_count_as_found():
     assert selection_quality(chosen(2, 3), u, 2) == (1, 1)
 
 
-@pytest.mark.parametrize("kind", DATA)
+@pytest.mark.parametrize("kind", [maker.__name__ for maker in USUAL])
 def test_data_repeats_and_is_of_its_kind(kind):
     a, b, other = (draw_vector(kind, 40_000, CPU, seed) for seed in (0, 0, 1))
     assert torch.equal(a, b)
@@ -50,6 +50,29 @@ def test_the_largest_of_a_network_lie_together():
         u = draw_vector(kind, 4_000_000, CPU, 0).abs()
         groups = torch.unique(torch.topk(u, 4000).indices // 32)
         assert (len(groups) < 800) == few
+
+
+def distinct(u):
+    return len(torch.unique(u.abs()))
+
+
+HARD = {
+    "equal": lambda u: distinct(u) == 1,
+    "two-values": lambda u: distinct(u) == 2 and 40 < (u.abs() > 1).sum() < 120,
+    "sorted-up": lambda u: (u[1:] >= u[:-1]).all() and distinct(u) > 30_000,
+    "one-layer": lambda u: torch.topk(u.abs(), 100).indices.sub(20_200).abs().max() <= 200,
+    "powers": lambda u: distinct(u) == 40,
+    "denormals": lambda u: 0 < u.abs().max() < torch.finfo(torch.float32).tiny,
+    "few": lambda u: 0 < (u != 0).sum() < 40,
+    "one-hot": lambda u: (torch.topk(u.abs(), 400).indices % 32 == 0).all(),
+    "constant": lambda u: torch.equal(u, draw_vector("constant", 40_000, CPU, 1)),
+}
+"""What must hold of 40,000 entries of each hard kind."""
+
+
+@pytest.mark.parametrize("kind", HARD)
+def test_hard_data_is_of_its_kind(kind):
+    assert HARD[kind](draw_vector(kind, 40_000, CPU, 0))
 
 
 def rows(**arguments):
@@ -141,7 +164,7 @@ def test_a_threshold_that_follows_its_count_has_caught_up_before_it_is_timed(mon
 
     def timed(steps, *_):
         kept.extend(steps)
-        return bench.Timing(1.0, 1.0, 1.0)
+        return bench.Timing(1.0, 1.0, 1.0, 1.0)
 
     monkeypatch.setattr(bench, "time_calls", timed)
     list(bench_compress([100_000], [0.01], [method], CPU))

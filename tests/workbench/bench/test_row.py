@@ -15,12 +15,12 @@ def test_medians_with_the_spread_beside_them():
     time = Timing.from_times(times)
     assert time.ms == 6
     assert (time.p20, time.p80) == pytest.approx((2.4, 9.6))
-    assert Timing.from_times([3.0]) == Timing(3.0, 3.0, 3.0)
+    assert Timing.from_times([3.0]) == Timing(3.0, 3.0, 3.0, 3.0)
 
 
 def test_ratio_and_speed_are_of_this_rows_time():
     row = Row.from_timings(
-        "topk", 10**6, 0.01, 10**4, 9000, Timing(4.0, 3.0, 5.0), Timing(2.5, 2.0, 3.0),
+        "topk", 10**6, 0.01, 10**4, 9000, Timing(4.0, 3.0, 5.0, 6.0), Timing(2.5, 2.0, 3.0, 3.0),
         12 * 10**6, CPU, "t3", 0.5, 0.25,
     )  # fmt: skip
     assert row.ratio == 1.6
