@@ -18,6 +18,7 @@ from gradwire.config import Config
 from gradwire.encode.message import Message
 from gradwire.encode.noise import next_noise
 from gradwire.exchange import EXCHANGES, Exchange, Outcome
+from gradwire.kernels.dispatch import one_version
 from gradwire.kernels.scan import Piece
 from gradwire.kernels.side_stream import Target
 from gradwire.ranks.group import Group
@@ -64,11 +65,12 @@ class Step:
 
 def average(step: Step) -> None:
     """Put the mean over all ranks of what they send of u into `step.into`, and keep the rest."""
-    scan = accumulate(step)
-    sparse = compress(step, scan)
-    message = encode(step, sparse, scan)
-    outcome = exchange(step, message)
-    decode(step, sparse, outcome)
+    with one_version():
+        scan = accumulate(step)
+        sparse = compress(step, scan)
+        message = encode(step, sparse, scan)
+        outcome = exchange(step, message)
+        decode(step, sparse, outcome)
 
 
 def accumulate(step: Step) -> Scan:

@@ -498,6 +498,40 @@ def relaunch(compiled: Any) -> Callable[..., None]:
     return launch
 
 
+def compile_only(kernel: Any, args: Sequence[Any], options: Mapping[str, Any]) -> None:
+    """Compile what a launch with these arguments needs into Triton's cache, without a launch.
+
+    The public way, `kernel.warmup`, also asks the driver which GPU this is. Seen in Triton 3.6, 3.7
+    and 3.9.
+    """
+    _get(kernel, "warmup", "triton.JITFunction")(*args, grid=(1,), **options)
+
+
+def without_a_gpu(capability: tuple[int, int]) -> None:
+    """Let Triton compile in this process for a CUDA device that it need not have.
+
+    Seen in Triton 3.6, 3.7 and 3.9.
+    """
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime.driver import driver
+
+    target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
+
+    class Absent:
+        get_current_target = staticmethod(lambda: target)
+        get_current_device = staticmethod(lambda: 0)
+        get_current_stream = staticmethod(lambda device: 0)
+
+    _get(driver, "set_active", "triton.runtime.driver")(Absent())
+
+
+def kernel_cache() -> str:
+    """Return the folder in which Triton keeps compiled kernels. Seen in Triton 3.6, 3.7 and 3.9."""
+    from triton import knobs
+
+    return str(_get(_get(knobs, "cache", "triton.knobs"), "dir", "triton.knobs.cache"))
+
+
 # --- the workbench ---------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from gradwire.accumulate.layout import size_of
 from gradwire.accumulate.momentum import Correction, clip_factor
 from gradwire.accumulate.owned import OWNED, owned_places, spread_part
 from gradwire.accumulate.tally import Tally
-from gradwire.kernels.dispatch import uses_triton
+from gradwire.kernels.dispatch import has_kernels, on_references
 from gradwire.kernels.last_selection import LastSelection
 from gradwire.kernels.scan import Piece, usable
 from gradwire.types import ALIGN, Delivered, Entries, Memory, Scan, Slot
@@ -63,7 +63,12 @@ class Bundle:
         self._finite_so_far: Tensor | None = None
         """False if a micro-batch or a new rate brought what is not finite since the last step."""
         self._maxima = torch.zeros(0, dtype=torch.float32, device=device)
-        self._edge = LastSelection(device) if uses_triton(device) else None
+        self._last_selection = LastSelection(device) if has_kernels(device) else None
+
+    @property
+    def _edge(self) -> LastSelection | None:
+        """The notes that scan and selection leave for each other; the references have none."""
+        return None if on_references() else self._last_selection
 
     @property
     def masks(self) -> bool:

@@ -27,6 +27,7 @@ from gradwire.kernels.side_stream import Target, keep_for_stream
 from gradwire.ranks.distributed import DistributedGroup
 from gradwire.ranks.group import Group, uncounted
 from gradwire.stages import Clock, stage, timed_by
+from gradwire.state.ahead import PATIENCE, KernelsAhead, compile_ahead
 from gradwire.state.choice import Choice, choose, prepare
 from gradwire.state.drift import Watch
 from gradwire.state.names import parameter_names
@@ -87,6 +88,8 @@ class State:
         self.status = StepStatus(scaler, optimizer)
         self.lr = LrTracker()
         self.engine: Runner | None = None
+        self._ahead: KernelsAhead | None = None
+        """The wait for kernels that are being compiled; None if none are."""
         self.auto: Auto | None = None
         """Measures steps until the config is chosen; None when it is."""
         self.identity = ""
@@ -133,7 +136,24 @@ class State:
             raise
         if isinstance(group, DistributedGroup):
             weakref.finalize(self, _end_dropped, self.engine, group)
+            self._compile_ahead()
         log.info("%r", self)
+
+    def _compile_ahead(self) -> None:
+        self._stop_waiting()
+        self._ahead = compile_ahead(self.config, self.bundles, self.group.size, self.device)
+
+    def wait_for_kernels(self, seconds: float = PATIENCE) -> bool:
+        """Wait until the kernels of this wire are compiled; return False if that takes longer.
+
+        Steps need not wait: until then torch's operations do the same, more slowly. A measurement
+        should wait. Without a GPU there is nothing to wait for.
+        """
+        return self._ahead is None or self._ahead.done.wait(seconds)
+
+    def _stop_waiting(self) -> None:
+        if self._ahead is not None:
+            self._ahead.close()
 
     def _cut(self) -> list[list[Slot]]:
         size = bundle_bytes(self.config.bundle_mb, self.device, sum(s.numel for s in self.slots))
@@ -186,6 +206,8 @@ class State:
                 if bundle.velocity is not None and new.velocity is not None:
                     new.view(new.velocity, place).copy_(bundle.view(bundle.velocity, slot))
         prepare(self.bundles, config, self.group)
+        if isinstance(self.group, DistributedGroup):
+            self._compile_ahead()
 
     def reorder(self, name: str, stride: tuple[int, ...]) -> None:
         """Keep a parameter's residual with other strides. Called before its bundle's step."""
@@ -390,6 +412,7 @@ class State:
     def stop(self) -> None:
         """End the thread or hooks that run beside the backward pass."""
         self.stopped = True
+        self._stop_waiting()
         if self.engine is not None:
             self.engine.close()
         self.status.close()

@@ -18,7 +18,7 @@ def prepared(monkeypatch):
     bundle = Bundle([slot], torch.device("cpu"), rank=0, index=0, dense=False)
     bundle.buffer[3] = 5.0
     indices, values = torch.tensor([3], dtype=torch.int32), torch.tensor([5.0])
-    bundle._edge = LastSelection(torch.device("cpu"))
+    bundle._last_selection = LastSelection(torch.device("cpu"))
     bundle._edge.remember(indices, values)
     count = torch.tensor(1, dtype=torch.int32)
     bundle.deliver(Entries(Sparse(indices, values, count, 128)), torch.tensor(True))
