@@ -274,7 +274,7 @@ def group_name(name: str) -> Iterator[None]:
     for each other. torch 2.14 and 2.15 also count groups of a part of the ranks, so that later
     groups of all ranks get different names. No public call takes a name. Seen in 2.11 to 2.15.
     """
-    home = dist.distributed_c10d
+    home: Any = dist.distributed_c10d
     usual = _get(home, "_process_group_name", "torch.distributed.distributed_c10d")
     home._process_group_name = lambda *_, **__: name
     try:
