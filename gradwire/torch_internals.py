@@ -4,7 +4,8 @@ A function raises VersionError if the name is missing. Some names are missing by
 instance on a model that was never compiled. Such a function documents the value that it returns.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -263,6 +264,23 @@ def default_store() -> dist.Store:
     home = "torch.distributed.distributed_c10d"
     store: dist.Store = _get(dist.distributed_c10d, "_get_default_store", home)()
     return store
+
+
+@contextlib.contextmanager
+def group_name(name: str) -> Iterator[None]:
+    """Within this context, torch gives a new process group this name.
+
+    torch's own name has a count of the groups that a rank knows. Ranks with other counts would wait
+    for each other. torch 2.14 and 2.15 also count groups of a part of the ranks, so that later
+    groups of all ranks get different names. No public call takes a name. Seen in 2.11 to 2.15.
+    """
+    home: Any = dist.distributed_c10d
+    usual = _get(home, "_process_group_name", "torch.distributed.distributed_c10d")
+    home._process_group_name = lambda *_, **__: name
+    try:
+        yield
+    finally:
+        home._process_group_name = usual
 
 
 def set_timeout(options: Any, timeout: timedelta) -> None:

@@ -7,8 +7,12 @@ import numpy as np
 
 from faults.sequences.answer import Answer, Look, Vector
 
-TOLERANCE, ROUNDED = 3e-5, 2**-7
-"""The largest error of the law, in units of the largest summand; and of a dense mean in bf16."""
+TOLERANCE, ROUNDED = 3e-5, 2**-9
+"""The largest error of the law, in units of the largest summand; and the rounding of bf16.
+
+A dense mean of P ranks in bf16 rounds P summands and their sums, and the law has P times the mean:
+P * P such roundings.
+"""
 NESTEROV = 0.5
 """Outer momentum of local steps."""
 

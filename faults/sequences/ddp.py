@@ -120,7 +120,9 @@ class DDPTrainer(Trainer):
             before = flat(self.weights)
             self.scaler.step(self.optimizer)
             self.scaler.update(new_scale)
-            now.more["moved"] = before.tobytes() != flat(self.weights).tobytes()
+            # An update of zeros moves nothing: after a flush all may be below a kept threshold.
+            if out.any():
+                now.more["moved"] = before.tobytes() != flat(self.weights).tobytes()
         elif finite:
             self.optimizer.step()
         self._drop()

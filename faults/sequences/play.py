@@ -21,6 +21,9 @@ class Player(Checkpoints):
     def on_one_sided(self, call: str, rank: int, data: int) -> None:
         """Make a call on one rank only: the next step is refused on every rank."""
         self._settle(data)
+        if self.inside and call in ("flush", "detach"):
+            # In the middle of a step they are of the step after.
+            self.on_step(data)
         if self.stopped or self.world == 1:
             self.on_step(data)
             return

@@ -73,7 +73,7 @@ class Steps(Base):
             old = [None] * self.world
         self.largest = float(np.abs(first.out).max())
         summands = [rows_of(rows, first.out) for rows in (came, out, old, new)]
-        check_law(*summands, tolerance=ROUNDED if rounds else TOLERANCE)
+        check_law(*summands, tolerance=ROUNDED * self.world**2 if rounds else TOLERANCE)
         partial = bool(args.get("without")) or self.setup.dtype != "float32"
         if self.flush and first.taken and not partial and not was_stopped:
             self._check_flushed(args)

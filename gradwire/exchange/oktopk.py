@@ -154,7 +154,7 @@ def _remembered(
     memory: Memory, ranks: int, refresh: int, u: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the ends of regions (all but the last), the threshold, and True (0-d) if exact."""
-    if "oktopk.steps" not in memory:
+    if not {"oktopk.steps", "oktopk.threshold"} <= memory.keys():
         memory["oktopk.steps"] = torch.zeros((), dtype=torch.int64, device=u.device)
         memory["oktopk.threshold"] = torch.zeros((), dtype=torch.float32, device=u.device)
     steps = memory["oktopk.steps"]

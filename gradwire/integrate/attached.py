@@ -68,7 +68,7 @@ class Attached(State):
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Take over a checked state; if this wire is to leave, what it brings is sent first."""
         super().restore(saved)
-        if self.detaching:
+        if self.detaching and not self.stopped:
             self.detach()
 
     def finish_flush(self) -> bool:

@@ -1,10 +1,11 @@
 """Communicators for gradwire alone, handed out and taken back.
 
 On the model's own communicators gradwire's collectives would mix with the model's. A communicator
-is reused when all its ranks have given it back, because torch cannot make it anew safely.
+is reused when all its ranks have given it back, because new connections take time.
 """
 
 import hashlib
+import secrets
 import weakref
 from collections.abc import Sequence
 from datetime import timedelta
@@ -14,6 +15,8 @@ import torch
 import torch.distributed as dist
 
 from gradwire.ranks.group import uncounted
+from gradwire.ranks.liveness import sign_stopped
+from gradwire.torch_internals import group_name
 
 if TYPE_CHECKING:
     from gradwire.ranks.distributed import DistributedGroup
@@ -43,33 +46,42 @@ def take_communicator(
     kind = list(ranks), timeout, options is not None
     idle = _idle.get(dist.group.WORLD, [])
     offered = {_number_of(group): group for group in idle if _kinds[group] == kind}
-    common = _common_offers(over, ranks, list(offered)[:_OFFERS])
+    common, token = _compare_offers(over, ranks, list(offered)[:_OFFERS])
     if common:
         idle.remove(offered[common[0]])
         return offered[common[0]]
-    group = dist.new_group(
-        list(ranks),
-        timeout=timeout,
-        use_local_synchronization=len(ranks) < dist.get_world_size(),
-        pg_options=options,
-    )
+    try:
+        with group_name(f"gradwire {token:x}"):
+            group = dist.new_group(
+                list(ranks),
+                timeout=timeout,
+                use_local_synchronization=len(ranks) < dist.get_world_size(),
+                pg_options=options,
+            )
+    except RuntimeError as error:
+        sign_stopped(over.process_group.group_name, over.rank)
+        what = f"a communicator of ranks {list(ranks)} failed in stage connect"
+        raise over.failure(what, error) from error
     _kinds[group] = kind
     return group
 
 
-def _common_offers(over: "DistributedGroup", ranks: Sequence[int], offered: list[int]) -> list[int]:
-    """Return the numbers that all of `ranks` offer, in the order of the first of these ranks.
+def _compare_offers(
+    over: "DistributedGroup", ranks: Sequence[int], offered: list[int]
+) -> tuple[list[int], int]:
+    """Return the numbers that all of `ranks` offer, and a token for the name of a new group.
 
-    `offered` are this rank's. The order has to be one rank's, so that all take the same one.
+    `offered` are this rank's. The order and the token are those of the first of these ranks.
     """
-    padded = [*offered, *[0] * (_OFFERS - len(offered))]
+    padded = [*offered, *[0] * (_OFFERS - len(offered)), secrets.randbits(62)]
     with uncounted(over):
         table = over.all_gather(
             torch.tensor(padded, dtype=torch.int64, device=over.device)
         ).tolist()
     all_ranks = dist.get_process_group_ranks(over.process_group)
-    offers = [row for rank, row in zip(all_ranks, table, strict=True) if rank in ranks]
-    return [n for n in offers[0] if n and all(n in offer for offer in offers)]
+    rows = [row for rank, row in zip(all_ranks, table, strict=True) if rank in ranks]
+    *offers, token = rows[0]
+    return [n for n in offers if n and all(n in row[:_OFFERS] for row in rows)], token
 
 
 def _number_of(group: dist.ProcessGroup) -> int:
@@ -82,7 +94,6 @@ def give_back_communicator(group: dist.ProcessGroup) -> None:
 
     `take_communicator` hands it out again once all its ranks have given it back.
     """
-    # Not destroyed. torch names a group after the number of groups, so the next group over the
-    # same ranks would get the same name. The store still has old addresses under that name.
+    # Not destroyed: other ranks may still be inside a collective, and connections take time.
     if dist.is_initialized() and group in _kinds:
         _idle.setdefault(dist.group.WORLD, []).append(group)

@@ -302,10 +302,15 @@ class DistributedGroup(Group):
             return collective(*args, group=self.process_group)
         except RuntimeError as error:
             whole.give_up()
-            raise ExchangeError(
-                f"rank {whole.rank} of {whole.size}: {name} of {nbytes} bytes failed in "
-                f"stage exchange. {whole._describe_silence()}(torch: {error})"
+            raise whole.failure(
+                f"{name} of {nbytes} bytes failed in stage exchange", error
             ) from error
+
+    def failure(self, what: str, error: Exception) -> ExchangeError:
+        """Return an ExchangeError that names this rank, `what` failed, and the silent ranks."""
+        return ExchangeError(
+            f"rank {self.rank} of {self.size}: {what}. {self._describe_silence()}(torch: {error})"
+        )
 
     def _describe_silence(self) -> str:
         """Return a sentence on the ranks that give no sign of life, "" for a group on a stream."""

@@ -9,6 +9,7 @@ import pytest
 from faults.fuzz_sequences import fuzz
 from faults.sequences.answer import Look
 from faults.sequences.check import Finding, check_equal, check_law
+from faults.sequences.checkpoints import damage
 from faults.sequences.mends import MENDS
 from faults.sequences.plan import DDP, KINDS, OPERATIONS, Operation, Plan, Setup, draw_plan
 from faults.sequences.run import Runner, shorten
@@ -70,6 +71,14 @@ def test_what_was_mended_is_found_again_without_the_mend(mend):
         runner.close()
         assert wanted in finding
         assert bool(finding) == bool(without), finding
+
+
+def test_damage_leaves_no_copy_that_a_load_would_rightly_take(tmp_path):
+    (tmp_path / "gradwire.json").write_text('{"files": {".metadata": ""}}')
+    for name in (".metadata", ".metadata.0.old"):
+        (tmp_path / name).write_text("records")
+    damage(tmp_path, "missing", 0.0)
+    assert [file.name for file in tmp_path.iterdir()] == ["gradwire.json"]
 
 
 def test_a_finding_gets_a_shorter_sequence():

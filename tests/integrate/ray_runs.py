@@ -1,4 +1,4 @@
-"""Ray's example in two parts, in one Ray; the last metrics go to FOLDER/metrics.json.
+"""Ray's example for two epochs; the last metrics go to FOLDER/metrics.json.
 
 python -m tests.integrate.ray_runs FOLDER
 """
@@ -17,8 +17,7 @@ def runs(folder):
     # As many CPUs as workers, however few there are, and the smallest store: /dev/shm may be small.
     ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=80 * 2**20)
     try:
-        main(2, folder / "run")
-        return main(4, folder / "run")
+        return main(2, folder / "run")
     finally:
         ray.shutdown()
 

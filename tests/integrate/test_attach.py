@@ -268,14 +268,16 @@ def loaded_on_the_way(rank, folder):
     models.train(ddp, rank, 1, start=3, optimizer=optimizer)
     kept.append(wire.stats().residual_norm)
     models.train(ddp, rank, 1, start=4, optimizer=optimizer)
-    return kept, wire.stopped
+    gradwire.load(wire, folder)
+    return kept, wire.stopped, wire.state_dict()["flush"]
 
 
 def test_what_is_loaded_while_a_wire_leaves_is_sent_too(ranks, tmp_path):
-    for (loaded, sent), stopped in ranks.run(2, loaded_on_the_way, str(tmp_path)):
+    for (loaded, sent), stopped, flushes in ranks.run(2, loaded_on_the_way, str(tmp_path)):
         assert loaded > 0
         assert sent == 0, "it is gone with the wire"
         assert stopped
+        assert not flushes, "a wire that has left sends nothing, and saves what it has loaded"
 
 
 def rules(rank):

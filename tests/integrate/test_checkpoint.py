@@ -52,14 +52,26 @@ def resumed(rank, fields, folder, other):
 
 
 CASES = {
-    "topk": {},
-    "randk, own seeds": {"method": "randk", "options": {"shared": False}, "density": 0.02},
-    "bf16 values": {"values": "bf16"},
-    "bf16 parameters": {"dtype": torch.bfloat16},
-    "momentum": {"momentum": 0.9, "nesterov": True, "clip": 0.5},
+    "randk, own seeds, bf16 parameters": {
+        "method": "randk",
+        "options": {"shared": False},
+        "density": 0.02,
+        "dtype": torch.bfloat16,
+    },
     "exdyna": {"method": "exdyna", "density": 0.05},
-    "deft": {"method": "deft", "density": 0.05, "momentum": 0.9},
-    "warm-up": {"dense_steps": 2, "warmup": (0.1, 0.05), "warmup_steps": 2},
+    "deft, momentum": {
+        "method": "deft",
+        "density": 0.05,
+        "momentum": 0.9,
+        "nesterov": True,
+        "clip": 0.5,
+    },
+    "topk, bf16 values, warm-up": {
+        "values": "bf16",
+        "dense_steps": 2,
+        "warmup": (0.1, 0.05),
+        "warmup_steps": 2,
+    },
 }
 
 
@@ -125,15 +137,15 @@ def loaded_in_parts(rank, folder):
 
 
 @pytest.mark.parametrize(
-    ("save", "load", "parts"),
+    ("old", "new", "save", "load", "parts"),
     [
-        (saved, loaded, 6),
-        (saved_with_momentum, loaded_with_momentum, 12),
-        (saved_in_parts, loaded_in_parts, 6),
+        (4, 2, saved, loaded, 6),
+        (4, 2, saved_with_momentum, loaded_with_momentum, 12),
+        (2, 3, saved_with_momentum, loaded_with_momentum, 12),
+        (2, 3, saved_in_parts, loaded_in_parts, 6),
     ],
-    ids=["residual", "momentum", "exdyna"],
+    ids=["residual", "momentum", "momentum to more", "exdyna"],
 )
-@pytest.mark.parametrize(("old", "new"), [(4, 2), (2, 3)])
 def test_another_world_size_keeps_the_mean(ranks, tmp_path, old, new, save, load, parts):
     before = ranks.run(old, save, str(tmp_path))
     after = ranks.run(new, load, str(tmp_path))

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.errors import ConfigError
+from gradwire.errors import ConfigError, ExchangeError
 from gradwire.integrate.ddp import thread as ordered
 from tests.integrate import models
 from tests.integrate.fsdp import models as sharded_models
@@ -187,7 +187,7 @@ def dropped(rank, way):
     counts = []
     gc.disable()  # Python would collect some of them, or none, as it happens.
     try:
-        for _ in range(30):
+        for _ in range(16):
             drop_one(rank, way)
             dist.barrier()
             counts.append(held())
@@ -217,7 +217,7 @@ def drop_one(rank, way):
 @pytest.mark.parametrize("way", ["attach", "hook", "local steps", "average"])
 def test_wires_that_are_dropped_give_threads_and_descriptors_back(ranks, way):
     for counts in ranks.run(2, dropped, way):
-        most = [max(held) for held in zip(*counts[:12], strict=True)]
+        most = [max(held) for held in zip(*counts[:11], strict=True)]
         assert all(now <= then for now, then in zip(counts[-1], most, strict=True)), counts
 
 
@@ -272,6 +272,54 @@ def closed_by_one(rank):
 
 def test_only_what_every_rank_gave_back_is_used_again(ranks):
     assert ranks.run(2, closed_by_one) == [(0, True)] * 2
+
+
+def uneven(rank):
+    """Ranks that know other numbers of groups attach, and make a group together afterwards."""
+    if rank > 0:
+        dist.new_group([1, 2], use_local_synchronization=True)
+    pair = dist.new_group([0, 1])
+    if rank < 2:
+        ddp = DistributedDataParallel(models.model(), process_group=pair)
+        wire = gradwire.attach(ddp, density=0.1, dense_below=0)
+        models.train(ddp, rank, 2)
+        wire.close()
+    ones = torch.ones(1)
+    ddp, wire = models.wrapped()
+    models.train(ddp, rank, 2)
+    wire.close()
+    dist.all_reduce(ones, group=wire.group.process_group)
+    return int(ones)
+
+
+def test_ranks_may_know_other_numbers_of_groups(ranks):
+    assert ranks.run(3, uneven) == [3] * 3
+
+
+def not_made(rank):
+    """Rank 1 cannot make a communicator, so that rank 0 waits for it."""
+    if rank == 1:
+        dist.new_group = broken_store
+    try:
+        models.wrapped(timeout=1)
+    except ExchangeError as error:
+        return str(error)
+    finally:
+        dist.new_group = dist.distributed_c10d.new_group
+
+
+def broken_store(*args, **kwargs):
+    raise dist.DistStoreError("no store")
+
+
+def test_a_communicator_that_is_not_made_is_one_line_with_rank_and_stage(ranks):
+    said = ranks.run(2, not_made)
+    for rank, line in enumerate(said):
+        words = f"rank {rank} of 2: a communicator of ranks [0, 1] failed in stage connect."
+        assert line.startswith(words)
+        assert "\n" not in line
+    assert "Every rank is alive" in said[0]
+    assert said[1].endswith("(torch: no store)")
 
 
 def hanging(rank):

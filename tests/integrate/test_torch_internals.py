@@ -132,6 +132,11 @@ CASES = {
         internals.default_store,
         dist.distributed_c10d,
     ),
+    "torch.distributed.distributed_c10d._process_group_name": Case(
+        lambda t: named_group() == "wire",
+        lambda: internals.group_name("wire").__enter__(),
+        dist.distributed_c10d,
+    ),
     "ProcessGroup.Options._timeout": Case(
         lambda t: t.timeout == internals.timedelta(seconds=7),
         lambda: internals.set_timeout(BARE, internals.timedelta(seconds=7)),
@@ -308,6 +313,13 @@ def profiles():
     with profiler.profile():
         inside = internals.is_profiled()
     return inside and not internals.is_profiled()
+
+
+def named_group():
+    usual = dist.distributed_c10d._process_group_name
+    with internals.group_name("wire"):
+        name = dist.distributed_c10d._process_group_name([0, 1], use_hashed_name=True)
+    return name if dist.distributed_c10d._process_group_name is usual else "not put back"
 
 
 def one(x, n): ...

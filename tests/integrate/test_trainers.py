@@ -124,11 +124,10 @@ def ray_settings(folder):
 
 @pytest.mark.timeout(600)
 def test_ray_example(tmp_path, ranks):
-    """In a process of its own, because Ray starts many; they all end with it.
+    """What Ray trains, and what goes on from the checkpoint that Ray puts together.
 
-    A minute on two quiet cores, three and a half beside other tests: a dozen processes import Ray.
+    In a process of its own, because Ray starts many; they all end with it.
     """
-    unbroken = ranks.run(2, trainers.without_ray, 4)[0]
     command = [sys.executable, "-m", "tests.integrate.ray_runs", str(tmp_path)]
     # Ray's sockets are below its folder, and tmp_path is too long for the name of a socket.
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as short:
@@ -136,7 +135,11 @@ def test_ray_example(tmp_path, ranks):
             command, cwd=ROOT, env=ray_settings(short), timeout=540, capture_output=True, text=True
         )
     assert done.returncode == 0, done.stdout + done.stderr
-    resumed = json.loads((tmp_path / "metrics.json").read_text())
-    assert {name: resumed[name] for name in unbroken} == unbroken
+    begun = json.loads((tmp_path / "metrics.json").read_text())
+    plain = ranks.run(2, trainers.without_ray, 2)[0]
+    assert {name: begun[name] for name in plain} == plain
+    (*_, last) = sorted(p for p in (tmp_path / "run").glob("checkpoint_*") if p.is_dir())
+    unbroken = ranks.run(2, trainers.without_ray, 4)[0]
+    assert ranks.run(2, trainers.without_ray, 4, str(last))[0] == unbroken
     assert 0 < unbroken["bytes_sent"] < unbroken["bytes_dense"] / 20
     assert unbroken["residual_norm"] > 0

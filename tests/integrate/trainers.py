@@ -62,15 +62,19 @@ def example(name):
     return runpy.run_path(str(EXAMPLES / f"{name}.py"))
 
 
-def without_ray(rank, epochs):
-    """The last metrics of Ray's example on plain DDP: what Ray must not change."""
+def without_ray(rank, epochs, folder=None):
+    """The last metrics of Ray's example on plain DDP, from Ray's checkpoint in a folder if given.
+
+    Ray must change none of them.
+    """
     reported = []
     names = ("ray", "ray.train", "ray.train.torch")
     ray, train, of_torch = modules = [types.ModuleType(name) for name in names]
     ray.train = train
     train.Checkpoint = types.SimpleNamespace(from_directory=lambda folder: folder)
     train.RunConfig = train.ScalingConfig = of_torch.TorchTrainer = None
-    train.get_checkpoint = lambda: None
+    checkpoint = types.SimpleNamespace(as_directory=lambda: contextlib.nullcontext(folder))
+    train.get_checkpoint = lambda: checkpoint if folder else None
     train.get_context = lambda: types.SimpleNamespace(get_world_rank=lambda: rank)
     train.report = lambda metrics, checkpoint: reported.append(metrics)
     of_torch.get_device = lambda: torch.device("cpu")

@@ -44,6 +44,13 @@ MEMORIES: dict[str, tuple[torch.dtype, int, float, float]] = {
     OWNED: (torch.float32, 1, -LARGEST, LARGEST),
 }
 """What methods and exchanges remember: dtype, dimensions, least and largest value."""
+_PLACES = ("counts", "starts", "oktopk.regions")
+"""Memories that count or name entries of their bundle, so none is larger than the bundle."""
+ALIKE = (
+    *("draws", "step", "counts", "starts", "roundings", "owner.steps", "sketch.steps"),
+    *("oktopk.steps", "oktopk.threshold", "oktopk.regions"),
+)
+"""Memories that all ranks have alike. With others they would send each other different entries."""
 
 
 def check_bundles(
@@ -72,7 +79,7 @@ def check_bundles(
             raise StateError(f"the memory of the bundle of {names[0]!r} must be tensors by name")
         size = size_of(assign_offsets([slots[n] for n in names]))
         for key, value in memory.items():
-            _check_memory(f"the memory {key!r} of the bundle of {names[0]!r}", key, value)
+            _check_memory(f"the memory {key!r} of the bundle of {names[0]!r}", key, value, size)
         _check_delivered(sent, size, names[0])
         _check_owned(memory.get(OWNED), sent, part_length(size, saved["world_size"]), names[0])
 
@@ -90,8 +97,8 @@ def check_strides(strides: Any, slots: Mapping[str, Slot]) -> None:
             raise StateError(f"the strides of {name!r} cannot be {stride!r:.60} with shape {shape}")
 
 
-def _check_memory(title: str, key: str, value: Tensor) -> None:
-    """Raise StateError unless a method could have left this in its memory."""
+def _check_memory(title: str, key: str, value: Tensor, size: int) -> None:
+    """Raise StateError unless a method could have left this in the memory of a bundle of `size`."""
     if value.is_complex() or value.layout != torch.strided:
         raise StateError(f"{title} cannot be {kind_of(value)}")
     if value.dtype.is_floating_point and bool(value.isnan().any()):
@@ -99,6 +106,7 @@ def _check_memory(title: str, key: str, value: Tensor) -> None:
     if key not in MEMORIES:
         return
     dtype, dimensions, least, most = MEMORIES[key]
+    most = size if key in _PLACES else most
     if (value.dtype, value.dim()) != (dtype, dimensions):
         raise StateError(f"{title} cannot be {kind_of(value)}")
     if value.numel() and not least <= float(value.min()) <= float(value.max()) <= most:

@@ -12,12 +12,11 @@ from torch import Tensor
 from gradwire.errors import GradwireError, StateError, one_line
 from gradwire.ranks.group import uncounted
 from gradwire.ranks.together import gather_words, raise_together
+from gradwire.state.saved.alike import IN_COMMON, common_digests, compare_digests
 from gradwire.state.saved.manifest import MANIFEST, note_identity, read_manifest, refuse_pipe
 from gradwire.state.saved.plain import (
-    IN_COMMON,
     check_rank,
     check_state,
-    common_digests,
     resume,
     settle_saved,
 )
@@ -136,11 +135,10 @@ def _compare(state: "State", path: Path, digests: Sequence[str]) -> None:
             raise StateError(
                 f"{path}: rank {rank} holds another checkpoint than rank 0. Copy one to all."
             )
-        if field := _first_difference(rows[0][1:], other[1:]):
-            raise StateError(
-                f"{path}: the parts of ranks 0 and {rank} differ in their {field}: they are not of "
-                f"one checkpoint"
-            )
+    try:
+        compare_digests([row[1:] for row in rows])
+    except StateError as error:
+        raise StateError(f"{path}: {error}") from None
 
 
 def _read_part(path: Path, part: Mapping[str, str]) -> dict[str, Any]:

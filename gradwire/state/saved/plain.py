@@ -5,8 +5,6 @@ The dictionary is the part that a rank writes into a checkpoint. A State is take
 """
 
 import copy
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -28,13 +26,6 @@ if TYPE_CHECKING:
 
 _VERSION = 1
 """Version of the dictionary."""
-IN_COMMON = (
-    "run", "config", "learning rate or flush", "shared weights", "last step", "order of parameters",
-)  # fmt: skip
-"""Names of the things that all parts of one checkpoint have alike.
-
-The order of parameters is last, because it differs between the shards of a sharded model.
-"""
 
 
 @torch.no_grad()
@@ -152,36 +143,6 @@ def check_state(state: "State", saved: Mapping[str, Any]) -> None:
     check_bundles(saved, wanted, state.config.dense)
     check_strides(saved.get("strides", {}), wanted)
     state.check_more(saved)
-
-
-def common_digests(saved: Mapping[str, Any]) -> list[str]:
-    """Return a digest of each of IN_COMMON, which must be equal in all parts of a checkpoint."""
-    words = [
-        json.dumps(field, sort_keys=True, default=repr)
-        for field in (
-            [saved.get("run"), saved["steps"]],
-            dict(saved["config"]),
-            [saved.get("worth"), bool(saved.get("flush"))],
-            _shared_weights(saved.get("local", {})),
-            # What became of it, and the number of bundles that it has delivered.
-            [
-                bool(saved.get("skipped", saved.get("user_skip"))),
-                sum(sent is not None for sent in saved["delivered"]),
-            ],
-            [saved["bundles"], saved.get("strides")],
-        )
-    ]
-    return [hashlib.sha256(text.encode()).hexdigest() for text in words]
-
-
-def _shared_weights(local: Mapping[str, Any]) -> list[Any]:
-    """Return the values that local steps keep alike on all ranks, with tensors as their sha256."""
-    out: list[Any] = [local.get("inner_steps")]
-    for field in ("reference", "velocity"):
-        for name, tensor in sorted(local.get(field, {}).items()):
-            content = tensor.detach().contiguous().cpu().numpy().tobytes()
-            out.append([field, name, hashlib.sha256(content).hexdigest()])
-    return out
 
 
 def restore(state: "State", saved: Mapping[str, Any]) -> None:

@@ -38,6 +38,7 @@ from gradwire.accumulate.owned import OWNED
 from gradwire.errors import ExchangeError, GradwireError, StateError, one_line
 from gradwire.exchange import EXCHANGES
 from gradwire.state.saved import plain
+from gradwire.state.saved.alike import IN_COMMON, common_digests
 from gradwire.state.saved.cuts import ShardedState
 from gradwire.state.saved.dcp_reader import (
     METADATA,
@@ -228,7 +229,7 @@ def load(wire: ShardedState, path: Path) -> None:
         saved = SavedFolder(path)
         seal, run = saved.seal, saved.run
         ready = checked(wire, *part_of(saved, wire), same=saved.shards == wire.shards)
-        digests = plain.common_digests(ready)
+        digests = common_digests(ready)
     except GradwireError as error:
         failure = error
     except OSError as error:
@@ -248,7 +249,7 @@ def _compare(wire: ShardedState, path: Path, seal: str, digests: list[str]) -> N
     for place, row in enumerate(rows):
         # Only replicas of one shard have the same bundles and the same part of x: a small parameter
         # lies on one shard. The manifest comes first.
-        both = 1 + plain.IN_COMMON.index("shared weights")
+        both = 1 + IN_COMMON.index("shared weights")
         first = rows[0][:both] + rows[place // size * size][both:]
         fits = row == first
         if not fits:

@@ -11,11 +11,14 @@ from gradwire.errors import StateError
 from tests.integrate.fsdp import models
 
 CASES = {
-    "topk": {},
     "randk, own seeds": {"method": "randk", "options": {"shared": False}, "density": 0.05},
-    "momentum": {"momentum": 0.9, "nesterov": True},
     "exdyna": {"method": "exdyna", "density": 0.05},
-    "warm-up, small bundles": {"dense_steps": 1, "bundle_mb": 0.001},
+    "topk, momentum, warm-up, small bundles": {
+        "momentum": 0.9,
+        "nesterov": True,
+        "dense_steps": 1,
+        "bundle_mb": 0.001,
+    },
 }
 
 

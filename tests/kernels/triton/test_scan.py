@@ -90,13 +90,11 @@ def test_the_largest_entry(residual, gradient):
     u[64 + 3], pieces[1][1][3] = residual, gradient
     both(scan_torch, scan_triton, u, pieces, 32, True)
     both(scan_torch, scan_triton, u.to(BF16), pieces, 32, True)
-    for size in (0.0, 1.0, LARGEST_U):
-        velocity = size * torch.ones_like(u)
-        for nesterov in (False, True):
-            both(
-                momentum_torch, momentum_triton, u, pieces, 32, True, 0.9, None, nesterov,
-                velocity=velocity,
-            )  # fmt: skip
+    for size, nesterov in ((0.0, False), (1.0, True), (LARGEST_U, False), (LARGEST_U, True)):
+        both(
+            momentum_torch, momentum_triton, u, pieces, 32, True, 0.9, None, nesterov,
+            velocity=size * torch.ones_like(u),
+        )  # fmt: skip
 
 
 def test_the_gradient_is_unscaled():

@@ -49,8 +49,7 @@ def test_every_kind_of_data(kind):
         run(vector(kind, size), k, block)
 
 
-@pytest.mark.parametrize("size", [1, 7, 64, 65])
-@pytest.mark.parametrize("block", [0, 16])
+@pytest.mark.parametrize(("size", "block"), [(1, 16), (7, 0), (64, 16), (65, 0), (65, 16)])
 def test_small_sizes_and_every_k(size, block):
     for k in sorted({0, 1, size // 2, size}):
         run(vector("gaussian", size), k, block)

@@ -142,6 +142,11 @@ def test_the_folder_is_as_it_was_before_on_every_rank(ranks, tmp_path, kind):
             assert rank != odd or WAYS[way] in said
 
 
+def residual_of(wire):
+    names = [slot.name for bundle in wire.bundles for slot in bundle.slots]
+    return [wire.residual(name).numpy().tobytes() for name in names]
+
+
 def killed(rank, folder):
     """A save of a sharded model that is killed after `.metadata` and before the manifest."""
     path, after = Path(folder) / "checkpoint", Path(folder) / "after"
@@ -164,6 +169,13 @@ def killed(rank, folder):
     steps = []
     gradwire.load(wire, after)
     steps.append(wire.steps)
+    kept = residual_of(wire)
+    if rank == 0:
+        (after / ".metadata").unlink()
+    dist.barrier()
+    # Deleted altogether: the copy still is the one that the manifest names.
+    gradwire.load(wire, after)
+    steps.append(wire.steps == 1 and residual_of(wire) == kept)
     with broken("Ctrl-C") if rank == 2 else contextlib.nullcontext():
         try:
             gradwire.save(wire, after)
@@ -178,7 +190,7 @@ def killed(rank, folder):
 
 
 def test_a_sharded_save_that_was_killed_leaves_the_last_checkpoint(ranks, tmp_path):
-    assert ranks.run(3, killed, str(tmp_path)) == [([1, "failed", 1], 5)] * 3
+    assert ranks.run(3, killed, str(tmp_path)) == [([1, True, "failed", 1], 5)] * 3
 
 
 def fewer(rank, folder):

@@ -447,6 +447,8 @@ def test_a_folder_that_cannot_be_made_is_said_on_every_rank(ranks, tmp_path):
 REMEMBERS = [
     *({"method": name} for name in ("deft", "exdyna", "micro", "randk", "sidco", "threshold")),
     {"exchange": "oktopk"},
+    {"exchange": "sketched", "rows": 1, "columns": 820},
+    {"exchange": "owner"},
     {"values": "bf16", "rounding": "stochastic"},
 ]
 
@@ -454,10 +456,7 @@ REMEMBERS = [
 @pytest.mark.parametrize("fields", REMEMBERS, ids=str)
 def test_what_methods_and_exchanges_remember_has_the_form_that_is_checked(fields):
     """Every tensor in the memory is in the table, and is loaded again."""
-    cluster = gradwire.VirtualCluster(2, density=0.05, **fields)
-    for _ in range(3):
-        cluster.average([torch.randn(4096) for _ in range(2)])
-    saved = cluster.state_dict()
+    cluster, saved = remembering(fields)
     memory = saved["workers"][1]["memory"][0]
     assert memory
     assert memory.keys() <= check_bundles.MEMORIES.keys()
@@ -467,3 +466,49 @@ def test_what_methods_and_exchanges_remember_has_the_form_that_is_checked(fields
         with pytest.raises(StateError, match=f"the memory {name!r} of the bundle"):
             cluster.load_state_dict(saved)
         memory[name] = kept
+
+
+def remembering(fields):
+    cluster = gradwire.VirtualCluster(2, density=0.05, **fields)
+    for step in range(3):
+        draw = torch.Generator().manual_seed(step)
+        cluster.average([torch.randn(4096, generator=draw) for _ in range(2)])
+    return cluster, cluster.state_dict()
+
+
+@pytest.mark.parametrize("fields", REMEMBERS, ids=str)
+def test_what_ranks_remember_alike_is_compared(fields):
+    """With other seeds, steps or parts they would send each other different entries."""
+    cluster, saved = remembering(fields)
+    before = cluster.residual(1)
+    first, memory = (worker["memory"][0] for worker in saved["workers"])
+    alike = {name for name, value in memory.items() if torch.equal(value, first[name])}
+    assert alike - {"pace", "calls", "stages"} == set(check_bundles.ALIKE) & memory.keys()
+    for name in set(check_bundles.ALIKE) & memory.keys():
+        for forged in (memory[name] - 1, None):
+            kept = memory.pop(name)
+            if forged is not None:
+                memory[name] = forged.clamp(0)
+            words = "ranks 0 and 1 differ in their methods' memory"
+            with pytest.raises(StateError, match=words):
+                cluster.load_state_dict(saved)
+            memory[name] = kept
+    assert torch.equal(cluster.residual(1), before)
+
+
+@pytest.mark.parametrize("name", ["counts", "starts", "oktopk.regions"])
+def test_places_beyond_the_bundle_are_refused(name):
+    fields = {"exchange": "oktopk"} if "." in name else {"method": "deft"}
+    cluster, saved = remembering({"method": "exdyna"} if name == "starts" else fields)
+    for worker in saved["workers"]:
+        worker["memory"][0][name].view(-1)[-1] = 4097
+    with pytest.raises(StateError, match=f"the memory '{name}' .* must be from 0 to 4096"):
+        cluster.load_state_dict(saved)
+
+
+def test_half_of_what_oktopk_remembers_is_none():
+    cluster, saved = remembering({"exchange": "oktopk"})
+    for worker in saved["workers"]:
+        del worker["memory"][0]["oktopk.threshold"]
+    cluster.load_state_dict(saved)
+    assert cluster.average([torch.randn(4096) for _ in range(2)]).isfinite().all()
