@@ -186,3 +186,9 @@ def test_islands_exchange_what_an_island_is_made_of(ranks):
     assert (row["islands"], row["why"]) == (2, "")
     assert row["bits_per_round"] == pytest.approx(bits_of_an_exchange() / 2, rel=0.05)
     assert row["bound_seconds"] is None, "no link was measured"
+
+
+def test_a_gpt_of_bytes_reads_tokens():
+    task = Task(Job("gpt-tiny", ("noop",), batch=2), CPU, 0)
+    assert task.tokens == task.inputs.numel() == 2 * 128
+    assert 0 <= int(task.inputs.min()) < int(task.inputs.max()) < 256
