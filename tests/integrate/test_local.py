@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.errors import AttachError, ConfigError, DriftError, ExchangeError, StateError
+from gradwire.integrate.local_steps import parts
 from gradwire.ranks.virtual import VirtualRanks
 from tests.integrate import models
 
@@ -72,6 +73,17 @@ def test_nothing_is_lost(fields):
         left = sum(w.residual.double() for w in workers)
         torch.testing.assert_close(moved + kept, 3 * update + left, atol=3e-6, rtol=0)
         assert update.count_nonzero() > 0
+
+
+@pytest.mark.parametrize(("seeds", "sent"), [((0, 0, 0), False), ((0, 1, 0), True)])
+def test_weights_are_sent_at_the_start_where_ranks_differ(monkeypatch, seeds, sent):
+    asked = []
+    real = parts._from_first
+    monkeypatch.setattr(parts, "_from_first", lambda *a: asked.append(1) or real(*a))
+    group = VirtualRanks(3)
+    made = group.run(lambda r: Worker(r, group.groups[r], seed=seeds[r]))
+    assert bool(asked) is sent
+    assert all(torch.equal(worker.flat, made[0].flat) for worker in made)
 
 
 def test_every_step_of_sgd_and_everything_sent_is_data_parallel_sgd():

@@ -84,18 +84,18 @@ def test_nothing_is_lost_and_all_ranks_share_x(ranks, kind, fields):
         assert inside > 0
 
 
-def entries(rank, kind):
-    worker = Islander(kind, **WHOLE).train(3)
+def entries(rank, kind, differ):
+    worker = Islander(kind, seed=rank // 2 if differ else 0, **WHOLE).train(3)
     stats, count = worker.local.stats(), sum(x.numel() for x in worker.local.reference.values())
     inside = worker.local.bytes_inside
     worker.close()
     return stats.bytes_sent, count, inside
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_island_sends_every_entry_once(ranks, kind):
+@pytest.mark.parametrize(("kind", "differ"), [("fsdp2", False), ("ddp", False), ("ddp", True)])
+def test_an_island_sends_every_entry_once(ranks, kind, differ):
     """n links carry 1/n each; DDP's copies meet again inside, in the weights' own dtype."""
-    got = ranks.run(4, entries, kind)
+    got = ranks.run(4, entries, kind, differ)
     count = sum(p.numel() for p in sharded.Net().parameters())
     for island in (got[:2], got[2:]):
         assert sum(n for _, n, _ in island) == count
@@ -103,9 +103,9 @@ def test_an_island_sends_every_entry_once(ranks, kind):
         padding = 2 * 14 * 64
         assert count <= sum(sent for sent, _, _ in island) / 4 < count + padding
         longest = sum(-(-p.numel() // 2) for p in sharded.Net().parameters())
-        # The stretches once at the beginning, for parameters one by one, once after the round, and
-        # 4 bytes that say whether a rank was finite.
-        wanted = 8 * longest + 4 if kind == "ddp" else 4
+        # The stretches once at the beginning if islands differ then, once after the round, and 4
+        # bytes that say whether a rank was finite.
+        wanted = 4 + 4 * longest * ((kind == "ddp") + differ)
         assert [inside for _, _, inside in island] == [wanted] * 2
 
 

@@ -198,9 +198,10 @@ class CopiedParts(Parts):
 
     @torch.no_grad()
     def spread(self, group: Group) -> None:
-        for tensor in self._everything():
-            if not tensor.is_floating_point() or not tensor.numel():
-                continue
+        tensors = self._floating()
+        if not self._differ(tensors, group):
+            return
+        for tensor in tensors:
             part = self._stretch(tensor).clone()
             if part.numel():
                 term = part if group.rank == 0 else torch.zeros_like(part)

@@ -1,5 +1,6 @@
 """Parts: the part of a model's weights that this rank exchanges; all of them in a plain model."""
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from gradwire.errors import ConfigError, GradwireError
 from gradwire.ranks.distributed import DistributedGroup
 from gradwire.ranks.group import Group, uncounted
 from gradwire.ranks.together import gather_words
+from gradwire.state.drift import digest
 from gradwire.state.names import parameter_names, unwrapped
 
 if TYPE_CHECKING:
@@ -77,10 +79,29 @@ class Parts:
 
     @torch.no_grad()
     def spread(self, group: Group) -> None:
-        """Take over the weights and buffers of the first rank of `group`, frozen ones too."""
-        for tensor in self._everything():
-            if tensor.is_floating_point() and tensor.numel():
+        """Take over the weights and buffers of the first rank of `group`, frozen ones too.
+
+        Nothing is sent where all ranks have them already: a slow link would take minutes.
+        """
+        tensors = self._floating()
+        if self._differ(tensors, group):
+            for tensor in tensors:
                 tensor.copy_(_from_first(tensor, group))
+
+    def _differ(self, tensors: Sequence[Tensor], group: Group) -> bool:
+        """Return True unless all ranks have the same bits; alike on all ranks of the island."""
+        if not tensors:
+            return False
+        own = digest(torch.stack([digest(tensor).to(self.device) for tensor in tensors]))
+        rows = group.all_gather(own.reshape(1)).flatten()
+        with contextlib.ExitStack() as stack:
+            for axis in self.axes:
+                stack.enter_context(uncounted(axis))
+            return bool(self.any_failed((rows != rows[0]).any()))
+
+    def _floating(self) -> list[Tensor]:
+        """Return the weights and buffers of this rank that have digits."""
+        return [t for t in self._everything() if t.is_floating_point() and t.numel()]
 
     def _everything(self) -> Iterable[Tensor]:
         return [*self.model.parameters(), *self.model.buffers()]

@@ -9,12 +9,13 @@ from functools import partial
 
 import torch.distributed as dist
 
-from gradwire.integrate.attached import Attached
 from gradwire.ranks.echo import EchoGroup
 from gradwire.stages import STAGES
-from gradwire.workbench.bench.contender import Contender, Task
+from gradwire.state.state import State
+from gradwire.workbench.bench.contender import Contender
 from gradwire.workbench.bench.job import Job
 from gradwire.workbench.bench.laps import lap_seconds
+from gradwire.workbench.bench.task import Task
 from gradwire.workbench.train.worker import Worker
 
 WARM_UP_STEPS, TIMED_STEPS = 3, 7
@@ -59,7 +60,7 @@ def _time_this_rank(name: str, job: Job, task: Task, worker: Worker) -> dict[str
     return stages | added
 
 
-def _stage_seconds(contender: Contender, wire: Attached, task: Task) -> dict[str, float]:
+def _stage_seconds(contender: Contender, wire: State, task: Task) -> dict[str, float]:
     """Return the median seconds of each stage; no exchange, because nothing travels."""
     totals = [wire.clock.seconds()]
     for _ in range(TIMED_STEPS):

@@ -8,13 +8,16 @@ from pathlib import Path
 import torch
 
 
-def lap_seconds(step: Callable[[], object], count: int, device: torch.device) -> list[float]:
-    """Return the seconds of each of `count` steps; one more step before them is not timed.
+def lap_seconds(
+    step: Callable[[], object], count: int, device: torch.device, lead: int = 1
+) -> list[float]:
+    """Return the seconds of each of `count` steps; `lead` more steps before them are not timed.
 
     On CUDA the steps are launched one after the other as in training, without waiting. Events
     between the steps give the time of each.
     """
-    step()
+    for _ in range(lead):
+        step()
     if device.type != "cuda":
         times = [time.perf_counter()]
         for _ in range(count):
@@ -28,6 +31,11 @@ def lap_seconds(step: Callable[[], object], count: int, device: torch.device) ->
         mark.record()
     torch.cuda.synchronize(device)
     return [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(marks)]
+
+
+def round_means(seconds: Sequence[float], period: int) -> list[float]:
+    """Return the mean step of each round of `period` steps."""
+    return [sum(seconds[i : i + period]) / period for i in range(0, len(seconds), period)]
 
 
 def interface_bytes_sent(interface: str) -> int:

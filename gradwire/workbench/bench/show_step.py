@@ -20,8 +20,11 @@ def step_tables(rows: Sequence[StepFields]) -> Group:
     first = rows[0]
     asked = first["link"]["asked"]
     network = f"links of {show_rate(asked)}" if asked else "no shaped link"
+    ranks = f"{first['ranks']} ranks"
+    if first["islands"]:
+        ranks = f"{first['islands']} islands of {first['ranks'] // first['islands']} ranks"
     title = (
-        f"{first['model']}, {first['ranks']} ranks, {network}, batch {first['batch']}, "
+        f"{first['model']}, {ranks}, {network}, batch {first['batch']}, "
         f"{first['dtype']}; {first['device']}, {first['cores']} cores; milliseconds per step"
     )
     names = ("ms", "p20", "p80", "steps", "efficiency", "bytes", "exposed", "hidden")
@@ -30,14 +33,36 @@ def step_tables(rows: Sequence[StepFields]) -> Group:
         table.add_row(row["method"], *(_cells(row) if row["seconds"] else ()))
     table.caption = "\n".join(f"{r['method']}: {r['why']}" for r in rows if r["why"])
     table.caption_justify = "left"
+    tables = [table]
+    if any(row["bits_per_round"] for row in rows):
+        tables.append(_rounds_table(rows))
     ours = [row for row in rows if row["stages"]]
     if not ours:
-        return Group(table)
+        return Group(*tables)
     parts = _table("milliseconds in each stage of a step", ("bundles", *STAGES))
     for row in ours:
         times = (_milliseconds(row["stages"][name]) for name in STAGES)
         parts.add_row(row["method"], str(row["bundles"]), *times)
-    return Group(table, parts)
+    return Group(*tables, parts)
+
+
+def _rounds_table(rows: Sequence[StepFields]) -> Table:
+    """Return a table of local steps: what a round sends, and the least time of a step."""
+    title = "local steps: the least milliseconds of a step are never's, or those of a round's bits"
+    table = _table(title, ("every", "bits a round", "least ms", "ms / least", "tokens/s"))
+    for row in rows:
+        if not row["seconds"] or not (row["bits_per_round"] or row["method"] == "never"):
+            continue
+        bits, ratio, tokens = row["bits_per_round"], row["of_bound"], row["tokens_per_second"]
+        table.add_row(
+            row["method"],
+            str(row["every"]) if bits else "",
+            short_count(bits) if bits else "",
+            _milliseconds(row["bound_seconds"]),
+            "" if ratio is None else f"{ratio:.3f}",
+            "" if tokens is None else f"{tokens:,.0f}",
+        )
+    return table
 
 
 def _table(title: str, names: Sequence[str]) -> Table:

@@ -10,6 +10,7 @@ from typing import Any
 
 from gradwire.errors import ConfigError, LabError
 from gradwire.workbench.bench.job import Job
+from gradwire.workbench.lab.islands import cut_ranks
 from gradwire.workbench.lab.lab import Lab, check_memory
 from gradwire.workbench.lab.network import Loopback, RankNetwork
 from gradwire.workbench.lab.processes import run_ranks
@@ -29,7 +30,8 @@ def bench_step(job: Job, ranks: int, say: Callable[[str], object]) -> list[dict[
         return measure_rank(job)
     if job.delay and not job.link:
         raise ConfigError(f"latency={job.delay:g} s is the lab's: give a link too, such as 1gbit")
-    lab = Lab(ranks, job.link, job.delay) if job.link else None
+    cut_ranks(ranks, job.islands)
+    lab = Lab(ranks, job.link, job.delay, job.islands) if job.link else None
     check_memory(ranks, job.memory if job.device == "cpu" else 0)
     if lab is None:
         return _run_job(Loopback(ranks), job)

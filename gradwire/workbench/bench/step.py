@@ -1,12 +1,12 @@
-"""Real training steps of every contender, in rounds of a few steps each.
+"""Real training steps of every contender, in turns of a few steps each.
 
-Rounds spread each contender's steps over the whole run, so that a busy moment of the machine
+Turns spread each contender's steps over the whole run, so that a busy moment of the machine
 does not hit one contender only.
 """
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,18 +17,22 @@ from gradwire.errors import ConfigError
 from gradwire.plan.measure import measure_link
 from gradwire.ranks.distributed import DistributedGroup
 from gradwire.workbench.bench.alone import time_alone
-from gradwire.workbench.bench.contender import Contender, Task
-from gradwire.workbench.bench.job import Job
-from gradwire.workbench.bench.laps import interface_bytes_sent, lap_seconds
+from gradwire.workbench.bench.contender import Contender
+from gradwire.workbench.bench.job import NEVER, Job
+from gradwire.workbench.bench.laps import interface_bytes_sent, lap_seconds, round_means
+from gradwire.workbench.bench.local import LocalContender
 from gradwire.workbench.bench.step_row import Series, StepRow, measured_row, row_settings
+from gradwire.workbench.bench.task import Task
 from gradwire.workbench.bench.watchdog import Watchdog
 from gradwire.workbench.lab.lab import LINK
 from gradwire.workbench.train.worker import Worker
 
-ROUND = 10
-"""Timed steps of one contender in a round."""
+TURN = 10
+"""Timed steps of one contender in a turn."""
+LEAST_ROUNDS = 3
+"""The least number of timed rounds of a contender with local steps."""
 WARM = 4
-"""Steps before the first round: DDP reorders its buckets, PowerSGD begins, kernels compile."""
+"""Steps before the first turn: DDP reorders its buckets, PowerSGD begins, kernels compile."""
 GETTING_READY = 0.5
 """The share of the time limit after which no further contender is made ready."""
 
@@ -46,24 +50,32 @@ def measure_steps(
     all_series, failed = [], {}
     for name in job.methods:
         try:
-            all_series.append(Series(Contender.build(name, job, task)))
+            contender = (
+                LocalContender.build_local(name, job, task)
+                if job.is_local(name)
+                else Contender.build(name, job, task)
+            )
+            all_series.append(Series(contender, period=contender.period))
         except (TypeError, ConfigError) as error:
             # The same on every rank. For example, PyTorch's bf16 hook needs NCCL.
             failed[name] = str(error)
     job = _measure_contenders(all_series, job, task, worker, watchdog)
     rows = {}
-    for series in all_series:
-        if series.times:
-            rows[series.contender.name] = measured_row(series, all_series[0], job, task, worker)
+    bases = {series.contender.name: series for series in all_series}
+    for name, series in bases.items():
+        base = bases[NEVER if job.is_local(name) else "noop"]
+        if series.times and base.times:
+            rows[name] = measured_row(series, bases["noop"], base, job, task, worker)
         else:
-            failed[series.contender.name] = f"at_most={job.at_most:g} s were over"
+            failed[name] = f"at_most={job.at_most:g} s were over"
     if job.trace:
         from gradwire.workbench.bench.trace import trace_steps
 
-        trace_steps([series.contender for series in all_series if series.times], task, worker, job)
+        # A step of local steps is not typical: most have no exchange.
+        traced = [s.contender for s in all_series if s.times and not job.is_local(s.contender.name)]
+        trace_steps(traced, task, worker, job)
     for series in all_series:
-        if series.contender.wire is not None:
-            series.contender.wire.close()
+        series.contender.close()
     for name, why in failed.items():
         rows[name] = StepRow(**row_settings(name, job, task, worker), why=why)
     return [rows[name].asdict() for name in job.methods]
@@ -83,16 +95,18 @@ def _measure_contenders(
     ready = [series for series in all_series if series.pace]
     job = replace(job, latency=_latency(worker))
     for series in ready:
-        if job.alone and not limit.over(GETTING_READY):
+        local = job.is_local(series.contender.name)
+        if job.alone and not local and not limit.over(GETTING_READY):
             series.alone = time_alone(series.contender, job, task, worker)
-    rounds = list(_round_sizes(job.iterations))
-    for number, count in enumerate(rounds, start=1):
-        _report_progress(worker, f"round {number} of {len(rounds)}")
+    turns = -(-job.iterations // TURN)
+    for turn in range(turns):
+        _report_progress(worker, f"turn {turn + 1} of {turns}")
         for series in ready:
-            # The first is noop, and all others are compared with it: it has every round.
+            # The first is noop, and all others are compared with it: it has every turn.
             if series is all_series[0] or not limit.over():
-                with watchdog.during(f"a step of {series.contender.name} in round {number}"):
-                    _time_round(series, task, worker, _affordable_steps(series, count, job.seconds))
+                count = _share_of_turn(series.period, job.iterations, turn, turns)
+                with watchdog.during(f"a step of {series.contender.name} in turn {turn + 1}"):
+                    _time_turn(series, task, worker, _affordable(series, count, job.seconds))
     return job
 
 
@@ -138,43 +152,50 @@ def _check_gpu(job: Job, worker: Worker, sharing: int) -> None:
         )
 
 
-def _round_sizes(iterations: int) -> Iterator[int]:
-    """Yield the number of steps of each round."""
-    while iterations > 0:
-        yield min(ROUND, iterations)
-        iterations -= ROUND
+def _share_of_turn(period: int, iterations: int, turn: int, turns: int) -> int:
+    """Return the rounds of `period` steps in turn `turn` of `turns`."""
+    if period == 1:
+        return min(TURN, iterations - turn * TURN)
+    rounds = max(LEAST_ROUNDS, -(-iterations // period))
+    return rounds * (turn + 1) // turns - rounds * turn // turns
 
 
-def _affordable_steps(series: Series, count: int, seconds: float) -> int:
-    """Return the number of steps, `count` at most, that fit into the rest of `seconds`.
+def _affordable(series: Series, count: int, seconds: float) -> int:
+    """Return the number of rounds, `count` at most, that fit into the rest of `seconds`.
 
-    At least one while no step has been timed, so that every contender has a row.
+    At least one while none has been timed, so that every contender has a row.
     """
-    if not seconds:
+    if not seconds or not count:
         return count
-    fitting = int((seconds - sum(series.times)) / series.pace)
+    fitting = int((seconds / series.period - sum(series.times)) / series.pace)
     return min(count, max(fitting, 0 if series.times else 1))
 
 
 def _warm_up(series: Series, task: Task, worker: Worker) -> None:
-    """Take WARM steps, and note the pace of the last one and the statistics so far."""
-    for _ in range(WARM - 2):
-        series.contender.step(task)
-    # lap_seconds takes two steps, and times the second.
-    last = lap_seconds(lambda: series.contender.step(task), 1, task.device)
-    series.pace = worker.sum(*last)[0] / worker.world
-    if series.contender.wire is not None:
-        series.stats_before = series.contender.wire.stats()
-        series.timed_before = series.contender.wire.clock.counted
+    """Take WARM steps, or two rounds, and note the pace and the statistics so far."""
+    contender, period = series.contender, series.period
+    contender.begin_turn()
+    lead = WARM - 1 if period == 1 else period + contender.lead
+    last = lap_seconds(lambda: contender.step(task), period, task.device, lead)
+    contender.end_turn()
+    series.pace = worker.sum(sum(last) / period)[0] / worker.world
+    if contender.wire is not None:
+        series.stats_before = contender.wire.stats()
+        series.timed_before = contender.wire.clock.counted
+        series.inner_before = getattr(contender.wire, "inner_steps", 0)
 
 
-def _time_round(series: Series, task: Task, worker: Worker, count: int) -> None:
-    """Time `count` steps; every rank notes the mean over all ranks."""
+def _time_turn(series: Series, task: Task, worker: Worker, count: int) -> None:
+    """Time `count` rounds; every rank notes the mean over all ranks."""
     if not count:
         return
+    contender, steps = series.contender, count * series.period
+    contender.begin_turn()
     worker.barrier()
     before = interface_bytes_sent(LINK)
-    seconds = lap_seconds(lambda: series.contender.step(task), count, worker.device)
+    seconds = lap_seconds(lambda: contender.step(task), steps, worker.device, contender.lead)
+    contender.end_turn()
     series.interface_bytes += interface_bytes_sent(LINK) - before
-    series.steps += count + 1
-    series.times += [total / worker.world for total in worker.sum(*seconds)]
+    series.steps += contender.whole_steps(steps + contender.lead)
+    means = round_means(seconds, series.period)
+    series.times += [total / worker.world for total in worker.sum(*means)]

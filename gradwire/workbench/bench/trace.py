@@ -8,11 +8,12 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from gradwire.integrate.attached import Attached
 from gradwire.stages import Clock, Mark
+from gradwire.state.state import State
 from gradwire.torch_internals import profile_all_threads
-from gradwire.workbench.bench.contender import Contender, Task
+from gradwire.workbench.bench.contender import Contender
 from gradwire.workbench.bench.job import Job
+from gradwire.workbench.bench.task import Task
 from gradwire.workbench.train.worker import Worker
 
 COMPUTE = "compute"
@@ -69,7 +70,7 @@ def record_spans(contender: Contender, task: Task) -> list[Span]:
     if wire is not None:
         wire.clock.log = []
     marks = [clock.mark()]
-    loss = task.forward(contender.ddp)
+    loss = task.forward(contender.model)
     marks.append(clock.mark())
     loss.backward()
     last_gradient = list(arrived.values())[-1]
@@ -91,7 +92,7 @@ def record_spans(contender: Contender, task: Task) -> list[Span]:
     return spans
 
 
-def _bundle_spans(wire: Attached, start: Mark, arrived: dict[int, float]) -> list[Span]:
+def _bundle_spans(wire: State, start: Mark, arrived: dict[int, float]) -> list[Span]:
     """Return the stages of each bundle, and its wait: from its last gradient to its first stage."""
     stages = [
         Span(name, str(bundle), seconds_between(start, begin), seconds_between(start, end))

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from gradwire.config import Config
 from gradwire.errors import ConfigError
-from gradwire.workbench.bench.job import Job
+from gradwire.workbench.bench.job import Job, split_methods
 from gradwire.workbench.cli.flags import config_flag
 from gradwire.workbench.cli.say import console
 
@@ -205,6 +205,9 @@ def _exchange(
 def _step(
     model: str = typer.Option("resnet20", help="A network of gradwire.workbench.models."),
     ranks: int = typer.Option(4, help="Ranks to start; under torchrun, those of torchrun."),
+    islands: str = typer.Option(
+        "", help="2x2: two islands of two ranks, with fast links inside, in place of --ranks."
+    ),
     link: str = typer.Option(
         "", help="A link of the lab: 100mbit, 1gbit, 10gbit. Otherwise on loopback."
     ),
@@ -212,14 +215,18 @@ def _step(
     methods: str = typer.Option(
         "noop,dense,topk",
         help="With commas, noop first. PyTorch's: noop, dense, bf16, powersgd-1, -2, -4, -8. "
-        "Ours: METHOD or METHOD/EXCHANGE, e.g. topk/union, topk:bundle_mb=100.",
+        "Ours: METHOD or METHOD/EXCHANGE, e.g. topk/union, topk:bundle_mb=100. Local steps: never, "
+        "muon, muon-wan, muon:overlap=3.",
     ),
     density: _Density = Config.density,
     # Not Config's defaults: the comparison with PyTorch's hooks is for the fewest bytes.
     values: Annotated[str, config_flag("values")] = Job.values,
     indices: Annotated[str, config_flag("indices")] = Job.indices,
     batch: int = typer.Option(32, help="Examples per rank."),
-    iterations: int = typer.Option(50, help="Timed steps of each method, in rounds of 10."),
+    iterations: int = typer.Option(50, help="Timed steps of each method, in turns of 10."),
+    optimizer: str = typer.Option(
+        "sgd", help="Steps with averaged gradients: sgd, adamw, muon. Local steps have muon."
+    ),
     seconds: float = typer.Option(
         0.0, help="Stop timing a method after these seconds; 0 is never."
     ),
@@ -238,7 +245,8 @@ def _step(
     """Train real steps on P ranks with each method in turn: seconds, efficiency, bytes, stages.
 
     efficiency: the step of noop, which sends nothing, over that of the method. exposed: the time
-    that a method adds to noop. hidden: the other time of its stages. Inputs are synthetic.
+    that a method adds to noop. hidden: the other time of its stages. Inputs are synthetic. Local
+    steps have the mean step of a round, and never in place of noop.
     """
     from gradwire.plan.rate import parse_time
     from gradwire.workbench.bench.show import check_folder
@@ -246,18 +254,20 @@ def _step(
     from gradwire.workbench.bench.start import bench_step
     from gradwire.workbench.cli.lab import INTERRUPTED, leave_on_signals
     from gradwire.workbench.cli.say import complain, errors
+    from gradwire.workbench.lab.islands import parse_islands
 
     if trace is not None:
         check_folder(trace)
+    count, inside = parse_islands(islands)
     job = Job(
-        model, tuple(_split(methods)), batch, iterations, density, values, indices, autocast,
+        model, split_methods(methods), batch, iterations, density, values, indices, autocast,
         _device_kind(device), seconds, bucket_mb, link,
         trace="" if trace is None else str(trace.absolute()), alone=alone,
-        delay=parse_time(latency), at_most=at_most,
+        delay=parse_time(latency), at_most=at_most, optimizer=optimizer, islands=count,
     )  # fmt: skip
     leave_on_signals()
     try:
-        rows = bench_step(job, ranks, errors.print)
+        rows = bench_step(job, count * inside or ranks, errors.print)
     except KeyboardInterrupt:
         complain("stopped; nothing is left running.")
         raise typer.Exit(INTERRUPTED) from None

@@ -31,6 +31,9 @@ def run(
         str, typer.Option(help="Each way of each rank's link: 100mbit, 1gbit, 10gbit.")
     ] = "1gbit",
     latency: Annotated[str, typer.Option(help="From rank to rank, one way: 5ms, 200us.")] = "0ms",
+    islands: Annotated[
+        str, typer.Option(help="2x2: islands of ranks with fast links inside, in place of --ranks.")
+    ] = "",
 ) -> None:
     """Run COMMAND on every rank: gradwire lab run --link 100mbit -- python script.py.
 
@@ -38,10 +41,13 @@ def run(
     torchrun (RANK, WORLD_SIZE, MASTER_ADDR, ...). When a rank fails, the others are stopped, and
     its exit code is returned. The cluster is removed at the end.
     """
+    from gradwire.workbench.lab.islands import parse_islands
     from gradwire.workbench.lab.lab import Lab, check_memory
     from gradwire.workbench.lab.processes import check_command, run_ranks
 
-    cluster = Lab(ranks, link, latency)
+    count, inside = parse_islands(islands)
+    ranks = count * inside or ranks
+    cluster = Lab(ranks, link, latency, count)
     check_memory(ranks)
     check_command(command)
     leave_on_signals()

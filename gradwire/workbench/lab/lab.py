@@ -19,6 +19,7 @@ from typing import Any
 from gradwire.errors import ConfigError, LabError
 from gradwire.plan.rate import parse_rate, parse_time, show_rate, show_time
 from gradwire.workbench.lab.delay import DelaySwitch
+from gradwire.workbench.lab.islands import add_inner_link, cut_ranks, route_inside
 from gradwire.workbench.lab.tcp import round_trip, transfer_rate
 
 PREFIX = "gradwire"
@@ -39,7 +40,8 @@ class Lab:
     """`ranks` namespaces, each with a link to one switch; only one lab per process.
 
     link: the rate of a link in each direction, such as "100mbit". latency: the time that the lab
-    adds to a message from rank to rank, "5ms" or seconds.
+    adds to a message from rank to rank, "5ms" or seconds. islands: the number of islands of equal
+    size, 0 for none; messages inside an island take no slow link.
 
     with Lab(4, "100mbit") as lab:
         rates = lab.measure()
@@ -49,8 +51,9 @@ class Lab:
 
     interface, port = LINK, PORT
 
-    def __init__(self, ranks: int, link: str, latency: str | float = 0.0) -> None:
+    def __init__(self, ranks: int, link: str, latency: str | float = 0.0, islands: int = 0) -> None:
         self.ranks, self.link, self.rate = ranks, link, parse_rate(link)
+        self.islands = cut_ranks(ranks, islands)
         self.latency = parse_time(latency)
         _check_latency(self.latency)
         self._delay: DelaySwitch | None = None
@@ -99,8 +102,12 @@ class Lab:
             switch.link("set", index=index, state="up" if up else "down")
 
     def measure(self) -> list[float]:
-        """Measure the bits per second from each rank to the next, one after the other."""
-        return [self._measure(rank, (rank + 1) % self.ranks) for rank in range(self.ranks)]
+        """Measure the bits per second from each rank to the next, one after the other.
+
+        With islands the next one is in the next island.
+        """
+        far = len(self.islands[0]) if self.islands else 1
+        return [self._measure(rank, (rank + far) % self.ranks) for rank in range(self.ranks)]
 
     def _measure(self, sender: int, receiver: int) -> float:
         """Return the best rate of a few tries, or raise if the link's rate is not reached."""
@@ -122,10 +129,16 @@ class Lab:
         asked = show_rate(self.rate)
         measured = f"{show_rate(min(rates))} to {show_rate(max(rates))}"
         if self.latency:
-            with self._sockets(0, 1) as (server, client):
+            with self._sockets(0, self.ranks - 1) as (server, client):
                 measured += f" and {show_time(round_trip(server, client) / 2)}"
             asked += f" and {show_time(self.latency)}"
-        return f"lab: {self.ranks} ranks, asked {asked}, measured {measured}"
+        if self.islands:
+            with self._sockets(0, 1) as (server, client):
+                measured += f", inside islands {show_rate(transfer_rate(server, client))}"
+        who = str(self.ranks)
+        if self.islands:
+            who = f"{len(self.islands)} islands of {len(self.islands[0])}"
+        return f"lab: {who} ranks, asked {asked}, measured {measured}"
 
     @contextmanager
     def _sockets(self, sender: int, receiver: int) -> Iterator[tuple[socket.socket, socket.socket]]:
@@ -147,9 +160,11 @@ class Lab:
                 _create(name)
             with _inside(self._switch), IPRoute() as switch:
                 # With latency a DelaySwitch takes the place of the bridge.
-                bridge = None if self.latency else _bridge(switch)
+                bridge = None if self.latency else _bridge(switch, "br0")
                 for rank in range(self.ranks):
                     self._add_link(switch, bridge, rank)
+                for number, island in enumerate(self.islands):
+                    self._join_island(switch, _bridge(switch, f"island{number}"), island)
                 if self.latency:
                     self._delay = DelaySwitch([f"port{r}" for r in range(self.ranks)], self.latency)
                     self._delay.start()
@@ -177,6 +192,16 @@ class Lab:
             routes.link("set", index=index, state="up")
             routes.link("set", index=routes.link_lookup(ifname="lo")[0], state="up")
 
+    def _join_island(self, switch: Any, bridge: int, island: range) -> None:
+        """Give the ranks of an island a fast network, over which they reach each other."""
+        from pyroute2 import IPRoute
+
+        for rank in island:
+            add_inner_link(switch, bridge, rank, self._names[rank])
+            others = [self.address(other) for other in island if other != rank]
+            with _inside(self._names[rank]), IPRoute() as routes:
+                route_inside(routes, self.address(rank), others)
+
     def _shape(self, netlink: Any, index: int) -> None:
         """Limit the rate of an interface with a token bucket (tbf)."""
         from pyroute2.netlink.exceptions import NetlinkError
@@ -191,10 +216,10 @@ class Lab:
             ) from error
 
 
-def _bridge(switch: Any) -> int:
+def _bridge(switch: Any, name: str) -> int:
     """Add a bridge, and return its index."""
-    switch.link("add", ifname="br0", kind="bridge")
-    index: int = switch.link_lookup(ifname="br0")[0]
+    switch.link("add", ifname=name, kind="bridge")
+    index: int = switch.link_lookup(ifname=name)[0]
     switch.link("set", index=index, state="up")
     return index
 

@@ -12,11 +12,12 @@ import torch.distributed as dist
 
 from gradwire.errors import ConfigError
 from gradwire.stages import STAGES
-from gradwire.workbench.bench.contender import Contender, Task
+from gradwire.workbench.bench.contender import Contender
 from gradwire.workbench.bench.job import Job
 from gradwire.workbench.bench.laps import lap_seconds, time_quantiles
-from gradwire.workbench.bench.step import _affordable_steps, measure_steps
+from gradwire.workbench.bench.step import _affordable, measure_steps
 from gradwire.workbench.bench.step_row import Series
+from gradwire.workbench.bench.task import Task
 from gradwire.workbench.bench.trace import COMPUTE, Span, chrome_trace, trace_file_stem
 from gradwire.workbench.bench.watchdog import Watchdog
 from gradwire.workbench.train.worker import Worker
@@ -59,11 +60,11 @@ def test_a_job_travels_and_names_its_configs():
 
 def test_a_method_that_takes_too_long_gets_fewer_steps():
     series = Series(None, pace=2.0)
-    assert _affordable_steps(series, 10, 0.0) == 10
-    assert _affordable_steps(series, 10, 7.0) == 3
-    assert _affordable_steps(series, 10, 1.0) == 1  # one row says more than none
+    assert _affordable(series, 10, 0.0) == 10
+    assert _affordable(series, 10, 7.0) == 3
+    assert _affordable(series, 10, 1.0) == 1  # one row says more than none
     series.times = [2.0, 2.0, 2.0]
-    assert _affordable_steps(series, 10, 7.0) == 0
+    assert _affordable(series, 10, 7.0) == 0
 
 
 def limited(rank, job):
@@ -202,7 +203,7 @@ def shared_model(rank):
     for name in ("noop", "dense", "topk"):
         Contender.build("topk", Job("fnn3", ("noop",), density=0.01), task)
         contender = Contender.build(name, Job("fnn3", ("noop",), density=0.01), task)
-        task.forward(contender.ddp).backward()
+        task.forward(contender.model).backward()
         grads = [p.grad for p in task.model.parameters()]
         out[name] = torch.cat([g.flatten() for g in grads]).clone()
         task.optimizer.zero_grad()

@@ -21,7 +21,7 @@ ROW = {
     "cores": 2, "link": {"asked": 1e8, "measured": 9.5e7}, "iterations": 50, "efficiency": 0.5,
     "seconds": {"p20": 0.1, "median": 0.2, "p80": 0.3}, "bytes": 10, "wire_bytes": 1234,
     "stages": dict.fromkeys(STAGES, 0.001), "exposed": 0.1, "hidden": -0.095, "bundles": 3,
-    "why": "",
+    "why": "", "islands": 0, "bits_per_round": None,
 }  # fmt: skip
 
 
@@ -99,6 +99,7 @@ def test_ranks_that_fail_are_one_line(main, monkeypatch, answer, message):
         (["--model", "vgg61"], "error: unknown model 'vgg61'. Did you mean 'vgg16'?"),
         (["--link", "fast"], "error: link must be a number and kbit"),
         (["--latency", "5ms"], "error: latency=0.005 s is the lab's: give a link too"),
+        (["--islands", "2"], "error: islands must be ISLANDSxRANKS, at least 2x2, got '2'"),
         (["--ranks", "0"], "error: ranks must be at least 1, got 0"),
         (["--model", "vgg16", "--ranks", "4000"], "error: ranks=4000 need "),
     ],
@@ -160,7 +161,7 @@ def test_two_ranks_on_loopback(monkeypatch, capsys):
     ]
     assert all(row["wire_bytes"] is None for row in rows)
     lines = capsys.readouterr().err.splitlines()
-    steps = ["noop: getting ready, 1 of 2", "topk: getting ready, 2 of 2", "round 1 of 1"]
-    assert [line for line in lines if "ready" in line or "round" in line] == [
+    steps = ["noop: getting ready, 1 of 2", "topk: getting ready, 2 of 2", "turn 1 of 1"]
+    assert [line for line in lines if "ready" in line or "turn" in line] == [
         f"[0] {step}" for step in steps
     ]

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from gradwire.workbench.bench import step_rank
-from gradwire.workbench.bench.contender import Task, without_cudnn
 from gradwire.workbench.bench.job import Job
+from gradwire.workbench.bench.task import Task, without_cudnn
 from gradwire.workbench.bench.watchdog import Watchdog
 
 STUCK = """

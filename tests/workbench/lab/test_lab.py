@@ -159,6 +159,26 @@ def test_a_latency_that_is_none_is_refused(text, message):
         Lab(2, "1gbit", text)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "islands"), [(4, 3), (4, 4), (2, 2)], ids=["odd", "of one rank", "two of one"]
+)
+def test_islands_that_are_none_are_refused(ranks, islands):
+    with pytest.raises(ConfigError, match=f"{ranks} ranks make no {islands} islands of two or mor"):
+        Lab(ranks, "1gbit", islands=islands)
+
+
+def test_islands_are_fast_inside_and_slow_between(real):
+    with Lab(4, "20mbit", "20ms", islands=2) as lab:
+        line = lab.describe()
+        with lab._sockets(2, 3) as (server, client):
+            assert round_trip(server, client) < 0.01
+    assert line.startswith("lab: 2 islands of 2 ranks, asked 20 Mbit/s and 20 ms, measured 1")
+    assert lab.measured < 20e6
+    assert "inside islands" in line
+    assert "Gbit/s" in line.rpartition("inside islands ")[2]
+    assert names() == []
+
+
 def test_a_link_that_is_not_reached_is_an_error(real):
     with Lab(2, "10mbit") as lab:
         lab.rate *= 3
