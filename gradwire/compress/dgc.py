@@ -64,10 +64,10 @@ def dgc(
     sampled = sample_runs(u, sample_size(size, k, sample), next_number(memory, u.device))
     rank = min(sampled.numel(), math.ceil(sampled.numel() * k / size))
     start = just_below(kernels.select(sampled, rank)[1].amin().float())
-    tests, aim = start * _lowering(u.device), Aim(math.ceil(LEAST * k), math.floor(MOST * k), k, k)
+    aim = Aim(math.ceil(LEAST * k), math.floor(MOST * k), k, k)
     if exact:
-        tests, aim = torch.cat([tests, tests.new_zeros(1)]), Aim(k, u.numel(), k, k)
-    threshold = search_ladder(u, scan, tests, aim)
+        aim = Aim(k, u.numel(), k, k)
+    threshold = search_ladder(u, scan, start * _lowering(u.device, exact), aim)
     return select_beyond(u, threshold, dgc_capacity(k, u.numel(), {"exact": exact}), scan)
 
 
@@ -94,9 +94,9 @@ def sample_runs(u: Tensor, entries: int, number: Tensor) -> Tensor:
 
 
 @functools.lru_cache(maxsize=16)
-def _lowering(device: torch.device) -> Tensor:
-    """Return the factors on the threshold: 1, 0.8, 0.64, ..."""
-    factors = [LOWERED**i for i in range(ROUNDS + 1)]
+def _lowering(device: torch.device, to_zero: bool) -> Tensor:
+    """Return the factors on the threshold: 1, 0.8, 0.64, ...; and 0 if asked for."""
+    factors = [*(LOWERED**i for i in range(ROUNDS + 1)), *([0.0] if to_zero else [])]
     return torch.tensor(factors, dtype=torch.float32, device=device)
 
 

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradwire import kernels
 from gradwire.compress.gaussiank_published import TESTS, published
 from gradwire.compress.method import Method
 from gradwire.compress.thresholds import (
     SAMPLE_SIZE,
     normal_quantile,
-    sample_magnitudes,
+    prime_stride,
     search_ladder,
     select_beyond,
 )
@@ -65,9 +66,11 @@ def gaussiank(
     room = gaussiank_capacity(k, u.numel(), {"variant": variant, "exact": exact})
     if k == 0:
         return select_beyond(u, u.new_zeros(()), 0, scan)
+    step = prime_stride(u.numel(), SAMPLE_SIZE)
     z = normal_quantile(1 - k / memory.real_size(u) / 2)
-    squares = sample_magnitudes(u, SAMPLE_SIZE).double().square()
-    start = (z * squares.mean().sqrt()).float()
+    start = torch.zeros((), dtype=torch.float32, device=u.device)
+    # In one launch on CUDA: `start` becomes z times the root mean square.
+    kernels.first_threshold(start, u, step, z / (-(-u.numel() // step)) ** 0.5)
     least, most = k if exact else math.ceil(LEAST * k), math.floor(MOST * k)
     tests = torch.cat([start * _multiples(u.device), start.new_zeros(1)])
     return select_beyond(
@@ -77,8 +80,9 @@ def gaussiank(
 
 @functools.lru_cache(maxsize=16)
 def _multiples(device: torch.device) -> Tensor:
-    """Return the factors on the threshold of the fit, descending."""
-    return torch.tensor([2.0**power for power in _LADDER], dtype=torch.float32, device=device)
+    """Return the factors on the threshold of the fit, descending to 0."""
+    factors = [*(2.0**power for power in _LADDER), 0.0]
+    return torch.tensor(factors, dtype=torch.float32, device=device)
 
 
 def gaussiank_capacity(k: int, size: int, options: Mapping[str, Any]) -> int:

@@ -160,10 +160,11 @@ def threshold_at(places: Tensor, span: Tensor | None, halvings: int) -> Tensor:
     if span is None:
         return places.to(torch.int32).view(torch.float32)
     low, high = span.double().unbind()
-    return (low + places * 2.0**-halvings * (high - low)).float()
+    return (low + places.double() * 2.0**-halvings * (high - low)).float()
 
 
 _find_by_counts_on = versions(
     find_by_counts_torch,
     cpu=find_by_counts_cpu,
+    triton="gradwire.kernels.triton.find_by_counts.find_by_counts_triton",
 )

@@ -16,6 +16,7 @@ from tests.kernels.triton_device import DEVICE  # isort: skip
 import gradwire
 from gradwire.encode import Encoding
 from gradwire.encode.format import template_of
+from gradwire.kernels.find_by_counts import Aim
 from gradwire.kernels.threshold import Rule
 from gradwire.types import Sparse, align
 from tests.kernels.compare import agree
@@ -151,6 +152,13 @@ OPS = {
         ],
         tolerance=2e-6,
         wide=1,
+    ),
+    "find_by_counts": Op(
+        "find_by_counts",
+        lambda u: [
+            (u, u.abs().max() * 2.0 ** -torch.arange(9.0), None, Aim(2, 3, 2, 3)),
+            (u, None, torch.stack([u.abs().median(), u.abs().max()]).float(), Aim(2, 2, 2, 2)),
+        ],
     ),
     "first_threshold": Op(
         "threshold",
