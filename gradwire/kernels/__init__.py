@@ -3,8 +3,7 @@
 `op` chooses the version for a device, `op_torch` is the reference on any device, `op_cpu` the CPU
 twin. The folder `triton` has `op_triton`, which CUDA runs. Every version of an op has the same
 signature and the same result, bit for bit. The exceptions are `first_threshold` and
-`sidco_fit`. Their sums may differ in the last bits, and so may their thresholds. `quantile`
-runs on CUDA only.
+`sidco_fit`. Their sums may differ in the last bits, and so may their thresholds.
 """
 
 from gradwire.kernels.bisect_list import bisect_list
@@ -18,7 +17,7 @@ from gradwire.kernels.messages import mean_of_messages
 from gradwire.kernels.momentum import momentum
 from gradwire.kernels.scan import scan
 from gradwire.kernels.scatter import add_entries, reset_mean, settle
-from gradwire.kernels.select import above, quantile, select, topk
+from gradwire.kernels.select import above, select, topk
 from gradwire.kernels.sidco import sidco_adapt, sidco_fit
 from gradwire.kernels.sketch import insert, query
 from gradwire.kernels.threshold import first_threshold
@@ -38,7 +37,6 @@ __all__ = [
     "mean_of_messages",
     "momentum",
     "pick",
-    "quantile",
     "query",
     "reset_mean",
     "scan",

@@ -16,7 +16,6 @@ from gradwire.encode.noise import Noise
 from gradwire.kernels.find_by_counts import Aim
 from gradwire.kernels.last_selection import LastSelection
 from gradwire.kernels.side_stream import Target
-from gradwire.kernels.threshold import Rule
 from gradwire.kernels.triton import (
     bisect_list,
     chunks,
@@ -171,9 +170,6 @@ CALLS = {
         for ladder, span in ((zeros(9), None), (None, zeros(2)))
         for maxima in (None, zeros(10), zeros(10, dtype=torch.int16))
     ],
-    "level": lambda _: threshold.find_threshold_triton(
-        Rule.HALVES, zeros(99), 3, zeros(64), 1, (1, 2), 1.0, zeros(99)
-    ),
     "once": lambda _: threshold.first_threshold_triton(zeros(()), zeros(99), 3, 1.0),
     "sidco_fit": lambda _: sidco.sidco_fit_triton(zeros(99), 1, 0.1, LONG, 3),
     "sidco_adapt": lambda _: sidco.sidco_adapt_triton(

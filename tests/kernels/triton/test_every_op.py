@@ -17,7 +17,6 @@ import gradwire
 from gradwire.encode import Encoding
 from gradwire.encode.format import template_of
 from gradwire.kernels.find_by_counts import Aim
-from gradwire.kernels.threshold import Rule
 from gradwire.types import Sparse, align
 from tests.kernels.compare import agree
 from tests.kernels.test_select import vector
@@ -114,8 +113,6 @@ def reference_of(module, name):
     return getattr(importlib.import_module(module), f"{name}_torch")
 
 
-# Not the largest for LADDER: the highest rung is on the border of two, and rounding decides.
-RANKS = {Rule.NORMAL: (1, 2), Rule.LADDER: (2,), Rule.HALVES: (1,), Rule.LIST: (1,)}
 SEEDS = integers(11, -22, 33)
 TRITON = "gradwire.kernels.triton."
 OPS = {
@@ -145,14 +142,6 @@ OPS = {
     "mean_of_messages": Op("messages", lambda u: [(*gathered(u), torch.float32)]),
     "insert": Op("sketch", lambda u: [(u, 37, SEEDS, constant(2.0**20, torch.float64))]),
     "query": Op("sketch", lambda u: [(u.expand(3, -1).clone(), SEEDS, 999, b) for b in (0, 16)]),
-    "find_threshold": Op(
-        "threshold",
-        lambda u: [
-            (rule, u, 1, maxima_of(u, 16), 1, ranks, 2.0, u) for rule, ranks in RANKS.items()
-        ],
-        tolerance=2e-6,
-        wide=1,
-    ),
     "find_by_counts": Op(
         "find_by_counts",
         lambda u: [
@@ -196,12 +185,12 @@ def homes():
 
 
 HOMES = dict(homes())
-"""topk is not here: its Triton version gives the values too. quantile has no reference."""
+"""topk is not here: its Triton version gives the values too."""
 
 
 def test_every_op_with_a_triton_version_has_a_row():
     rows = {f"{TRITON}{op.file}.{name}" for name, op in OPS.items()}
-    assert set(HOMES) - rows <= {f"{TRITON}select.entry.{name}" for name in ("topk", "quantile")}
+    assert set(HOMES) - rows <= {f"{TRITON}select.entry.topk"}
     assert rows <= set(HOMES)
 
 
