@@ -21,6 +21,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "forgotten": ("gauge", "Share of the energy that decay took from residuals."),
     "skipped": ("counter", "Steps that the optimiser did not take."),
     "clipped": ("counter", "Times that the gradient of a bundle was clipped."),
+    "length_exchanges": ("counter", "Times that ranks exchanged the lengths of their messages."),
     "bundles": ("gauge", "Bundles that the model was cut into."),
     "memory_bytes": ("gauge", "Bytes of memory that the bundles hold."),
     "dense": ("counter", "Times that a bundle was sent whole, by reason."),

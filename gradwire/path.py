@@ -5,7 +5,7 @@ gradient -> accumulate -> compress -> encode -> exchange -> decode -> averaged g
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -100,7 +100,16 @@ def compress(step: Step, scan: Scan) -> Sparse | None:
         if not choice.selects:
             # The exchange looks at u itself. The message only makes room for k entries.
             return empty_sparse(choice.k, bundle.u)
+        if step.method.varies:
+            bundle.memory.longest = partial(longest_count, bundle, step.group)
         return step.method.choose(bundle.u, choice.k, bundle.memory, scan)
+
+
+def longest_count(bundle: Bundle, group: Group, count: Tensor) -> int:
+    """Return the largest `count` (0-d) of all ranks, at least 1. The host waits for it."""
+    bundle.tally.length_exchanges += 1
+    counts = group.all_gather(count.view(1).long())
+    return max(1, int(counts.max()))
 
 
 def encode(step: Step, sparse: Sparse | None, scan: Scan) -> Message:

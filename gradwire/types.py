@@ -166,6 +166,8 @@ class Memory(dict[str, Tensor]):
         """Tensors that follow from the layout and the number of workers; not checkpointed."""
         self.prefetched: dict[str, SideStream[Any]] = {}
         """Work that a method has begun before u was there; empty at the end of the step."""
+        self.longest: Callable[[Tensor], int] = int
+        """(0-d count) -> the largest count of all ranks, which the host waits for."""
         self._ends: Tensor | None = None
 
     def lay_out(self, slots: Sequence["Slot"], device: torch.device) -> None:

@@ -31,6 +31,7 @@ def test_names_are_pinned():
         "gradwire/leaked": 0.125,
         "gradwire/skipped": 2.0,
         "gradwire/clipped": 0.0,
+        "gradwire/length_exchanges": 0.0,
         "gradwire/bundles": 0.0,
         "gradwire/memory_bytes": 0.0,
         "gradwire/dense/small": 3.0,
@@ -67,7 +68,7 @@ def test_prometheus_text():
             "# (HELP|TYPE) gradwire_[a-z_]+ [a-zA-Z]", line
         )
     names = re.findall("^# TYPE (.*) ", text, re.M)
-    assert len(names) == len(set(names)) == 12
+    assert len(names) == len(set(names)) == 13
 
 
 def test_prometheus_numbers_and_labels():

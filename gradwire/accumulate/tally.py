@@ -12,6 +12,7 @@ class Tally:
     forgotten: fp64 [2], the energy that decay took from residuals, and the energy of all u.
     sent: the number of entries that left this rank.
     clipped: the number of times the gradient was clipped.
+    length_exchanges: the number of times ranks exchanged the lengths of their messages.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -20,6 +21,7 @@ class Tally:
         self.forgotten = torch.zeros(2, dtype=torch.float64, device=device)
         self.sent = torch.zeros((), dtype=torch.int64, device=device)
         self.clipped = torch.zeros((), dtype=torch.int64, device=device)
+        self.length_exchanges = 0
         self._rounded: list[tuple[Tensor, Tensor]] = []
         self._counts: list[Tensor] = []
 

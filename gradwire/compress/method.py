@@ -42,6 +42,8 @@ class Method(Registered):
     """True: the maxima only tell which blocks to skip, so the scan may store them in 16 bits."""
     prefetch: Callable[[Tensor, int, Memory, Options], None] | None = None
     """(u, k, memory, options): begins the work that needs no values of u, while u is being made."""
+    varies: Callable[[Options], bool] = lambda options: False
+    """True: messages are as long as the longest of this step, and ranks exchange their lengths."""
     check: Callable[[Options, Options], None] = lambda options, user_options: None
     """(options, user_options): raises for values that fail; user_options has no defaults."""
 
@@ -68,6 +70,8 @@ class BoundMethod:
         """True: every rank chooses the same indices."""
         self.keeps_rest = method.keeps_rest(options)
         """False: entries that are not chosen are forgotten."""
+        self.varies = method.varies(options)
+        """True: the length of a message is known when its entries are chosen."""
 
     def choose(self, u: Tensor, k: int, memory: Memory, scan: Scan | None = None) -> Sparse:
         """Choose about k entries of u."""

@@ -1,27 +1,87 @@
-"""MSTopK: a threshold by halving the range between mean and maximum, then exactly k."""
+"""MSTopK: a threshold by halving the range between mean and maximum, then k by a random run."""
 
+from collections.abc import Mapping
+from typing import Any
+
+import torch
 from torch import Tensor
 
+from gradwire.compress.draws import next_number
 from gradwire.compress.method import Method
-from gradwire.compress.thresholds import select_beyond, threshold_by_rule
-from gradwire.kernels.threshold import Rule
+from gradwire.compress.thresholds import (
+    capacity_for,
+    find_thresholds,
+    mean_and_largest,
+    select_beyond,
+)
+from gradwire.errors import ConfigError
+from gradwire.kernels.find_by_counts import HALVINGS, Aim
 from gradwire.types import Memory, Scan, Sparse
 
+_LISTED = 2.0
+"""The entries over k among which a run is drawn."""
+_MOST_ROUNDS = 30
 
-def mstopk(u: Tensor, k: int, memory: Memory, scan: Scan | None = None) -> Sparse:
-    """A threshold by 25 halvings between mean |u| and max |u|; then exactly the k largest.
 
-    MSTopK of Shi et al. (2021): t = mean + ratio (max - mean), and ratio in [0, 1] is halved N
-    times. ratio goes up if n > k and down otherwise. The halvings end with t1 (n <= k) and t2 (n >
-    k). Entries that pass t1 are taken; a random run of the entries between t1 and t2 fills up to k.
-    Different here:
-    - n > k is tested on the group maxima: k groups must reach the threshold. All halvings then are
-      one formula.
-    - Entries beyond t2 are cut by magnitude, so n = k, or all entries that are not zero. No luck is
-      involved.
-    - The mean is the mean of a sample.
+def mstopk(
+    u: Tensor,
+    k: int,
+    memory: Memory,
+    scan: Scan | None = None,
+    *,
+    rounds: int = HALVINGS,
+    exact: bool = False,
+) -> Sparse:
+    """The entries beyond a threshold of 25 halvings, and a random run of the next ones up to k.
+
+    MSTopK of Shi et al. (2021): t = mean + ratio (max - mean) of |u|. ratio in [0, 1] is halved
+    `rounds` times, up if more than k entries pass and down otherwise. The halvings leave t1, which
+    at most k pass, and t2, which more than k pass. All entries beyond t1 are sent. A run of the
+    entries between t2 and t1, neighbours in the order of their indices, fills up to k. Where it
+    begins is random.
+
+    25 rounds leave few entries between t2 and t1, unless entries are equal. The result is then
+    nearly top-k. With 5 rounds it is far from it.
+    exact: True: the largest fill up to k, not a run. This is top-k.
+    memory["draws"]: the number of runs so far.
+    Different here: the mean is the mean of a sample. The run is drawn among the 2 k largest entries
+    if more lie beyond t2. If fewer than k entries lie beyond the mean, t2 is 0.
     """
-    return select_beyond(u, threshold_by_rule(u, scan, Rule.HALVES, k), k, scan)
+    if k == 0:
+        return select_beyond(u, u.new_zeros(()), 0, scan)
+    span = torch.stack(mean_and_largest(u, scan))
+    low, high = find_thresholds(u, scan, None, span, Aim(k, k, k, k), rounds).unbind()
+    if exact:
+        return select_beyond(u, low, k, scan)
+    listed = select_beyond(u, low, capacity_for(k, u.numel(), _LISTED), scan)
+    return _with_run(listed, high, k, next_number(memory, u.device))
 
 
-METHOD = Method(mstopk)
+def _with_run(listed: Sparse, high: Tensor, k: int, number: Tensor) -> Sparse:
+    """Return the listed entries beyond `high`, and a run of the others that fills up to k."""
+    real = listed.indices < listed.size
+    sure = real & (listed.values.abs() > high)
+    others = real & ~sure
+    wanted = (k - sure.sum()).clamp(min=0)
+    # The run ends at the last of the others at the latest.
+    start = number % (others.sum() - wanted + 1).clamp(min=1)
+    place = others.cumsum(0) - 1
+    chosen = sure | (others & (place >= start) & (place < start + wanted))
+    # One spare place takes the writes of entries that are not chosen.
+    room = min(k, listed.size)
+    to = torch.where(chosen, chosen.cumsum(0) - 1, room).clamp(max=room)
+    indices = listed.indices.new_full((room + 1,), listed.size).scatter_(0, to, listed.indices)
+    values = listed.values.new_zeros(room + 1).scatter_(0, to, listed.values)
+    count = chosen.sum(dtype=torch.int32).clamp(max=room)
+    return Sparse(indices[:room], values[:room], count, listed.size)
+
+
+def check_mstopk(options: Mapping[str, Any], user_options: Mapping[str, Any]) -> None:
+    """Raise ConfigError for rounds that do nothing, or that fp32 cannot tell apart."""
+    if not 1 <= options["rounds"] <= _MOST_ROUNDS:
+        raise ConfigError(
+            f"rounds of mstopk must be in 1..{_MOST_ROUNDS}, got {options['rounds']!r}"
+        )
+
+
+METHOD = Method(mstopk, check=check_mstopk)

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gradwire import kernels
+from gradwire.compress.draws import draw_counter
 from gradwire.compress.method import Method
 from gradwire.errors import ConfigError
 from gradwire.hashing import hash_words
@@ -20,15 +20,16 @@ def randk(
     memory: Memory,
     scan: Scan | None = None,
     *,
-    shared: bool = True,
+    shared: bool = False,
     seed: int = 0,
     feedback: bool = True,
     unbiased: bool = False,
 ) -> Sparse:
-    """k entries drawn uniformly; either the same on all ranks, or other ones on each rank.
+    """k entries drawn uniformly, by every rank its own; what is not drawn waits in the residual.
 
     Rand_k of Stich et al. (2018): E ||u - C(u)||^2 = (1 - k/d) ||u||^2.
-    shared: True: every rank draws the same entries, so no indices travel.
+    shared: True: every rank draws the same entries, so no indices travel. An entry then comes from
+    all ranks at once, after d/k steps on average, which large learning rates do not survive.
     feedback: False: entries that are not drawn are forgotten. This is the one exemption from the
     law.
     unbiased: True: d/k times the values are sent, so E C(u) = u. There is then no feedback, because
@@ -53,10 +54,9 @@ def prefetch_draw(u: Tensor, k: int, memory: Memory, options: Mapping[str, Any])
 
 def _draw(u: Tensor, k: int, memory: Memory, shared: bool, seed: int) -> tuple[Tensor, Tensor]:
     """Return the drawn indices and their number, and count the draw."""
-    if "draws" not in memory:
-        memory["draws"] = torch.zeros((), dtype=torch.int64, device=u.device)
+    draws = draw_counter(memory, u.device)
     stream = hash_words(seed, memory.bundle, 0 if shared else memory.rank + 1)
-    return kernels.draw(k, memory.real_size(u), u.numel(), memory["draws"], stream, *memory.places)
+    return kernels.draw(k, memory.real_size(u), u.numel(), draws, stream, *memory.places)
 
 
 def keeps_rest(options: Mapping[str, Any]) -> bool:

@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Mapping
+from statistics import NormalDist
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from gradwire import kernels
 from gradwire.errors import ConfigError
-from gradwire.kernels.threshold import Rule
+from gradwire.kernels.find_by_counts import HALVINGS, Aim
 from gradwire.types import Scan, Sparse
 
 SAMPLE_SIZE = 1 << 14
@@ -19,16 +20,6 @@ SAMPLE_SIZE = 1 << 14
 One block of a GPU, or one thread of a CPU, can read this number, so none waits for another. A mean
 is then off by 0.8 % if the spread equals the mean.
 """
-
-RANKED_MAXIMA = 3900
-"""The least number of group maxima that are ranked.
-
-With the surplus that a prime stride leaves, the number is mostly below 4096, the tile of one
-program on a GPU.
-"""
-
-RUN_LENGTH = 8
-"""The number of neighbours read together: 32 bytes cost a GPU as much as one entry."""
 
 
 def sample_magnitudes(u: Tensor, entries: int) -> Tensor:
@@ -41,17 +32,6 @@ def sample_magnitudes(u: Tensor, entries: int) -> Tensor:
     )
 
 
-def sample_runs(u: Tensor, entries: int) -> Tensor:
-    """Return |u| in runs of eight neighbours, at least `entries` if u has as many.
-
-    The distance between runs is a prime times 8. Runs are for samples so large that reading them
-    takes time. Neighbours are not quite independent.
-    """
-    every = prime_stride(u.numel() // RUN_LENGTH, -(-entries // RUN_LENGTH))
-    kept = u if every == 1 else u.unfold(0, RUN_LENGTH, RUN_LENGTH * every)
-    return kept.abs().to(torch.promote_types(u.dtype, torch.float32)).flatten()
-
-
 @functools.cache
 def prime_stride(size: int, entries: int) -> int:
     """Return the largest prime step, or 1, that leaves at least `entries` of `size`."""
@@ -61,55 +41,35 @@ def prime_stride(size: int, entries: int) -> int:
     return max(1, step)
 
 
-def threshold_by_rule(
-    u: Tensor, scan: Scan | None, rule: Rule, *counts: int, listed: Tensor | None = None,
-    scale: float = 1.0,
+def normal_quantile(p: float) -> float:
+    """Return Phi^-1(p), finite also if k is 0 or d."""
+    return NormalDist().inv_cdf(min(max(p, 1e-9), 1 - 1e-9))
+
+
+def mean_and_largest(u: Tensor, scan: Scan | None) -> tuple[Tensor, Tensor]:
+    """Return the mean |u| of a sample of u, and the largest |u|, both fp32 (0-d)."""
+    mean = sample_magnitudes(u, SAMPLE_SIZE).mean(dtype=torch.float64).float()
+    whole = u if scan is None or scan.maxima is None else scan.maxima
+    largest = torch.linalg.vector_norm(whole, float("inf")).float()
+    # A sample of a vector whose magnitudes are all alike may round above them.
+    return torch.minimum(mean, largest), largest
+
+
+def search_ladder(u: Tensor, scan: Scan | None, ladder: Tensor, aim: Aim) -> Tensor:
+    """Return the threshold that `kernels.find_by_counts` finds from a ladder of tests."""
+    return find_thresholds(u, scan, ladder, None, aim)[0]
+
+
+def find_thresholds(
+    u: Tensor, scan: Scan | None, ladder: Tensor | None, span: Tensor | None, aim: Aim,
+    halvings: int = HALVINGS,
 ) -> Tensor:  # fmt: skip
-    """Return the threshold of a rule, capped at a magnitude that `counts` entries reach.
+    """Return the result of `kernels.find_by_counts`, with the maxima of the scan if there are any.
 
-    See `kernels.find_threshold`. The mean is the mean of a sample of u. Rule.LIST reads `listed`.
+    The number of entries that pass is counted, so it is known however u is distributed.
     """
-    maxima, every, ranks = count_bounds(u, scan, *counts)
-    whole = u if scan is None or scan.maxima is None else maxima
-    if listed is None:
-        return kernels.find_threshold(
-            rule, u, prime_stride(u.numel(), SAMPLE_SIZE), maxima, every, ranks, scale, whole
-        )
-    return kernels.find_threshold(rule, listed, 1, maxima, every, ranks)
-
-
-def count_bounds(u: Tensor, scan: Scan | None, *counts: int) -> tuple[Tensor, int, list[int]]:
-    """Return (magnitudes, stride, ranks), lower bounds for the k-th largest |u|.
-
-    At least counts[i] entries of u reach the ranks[i]-th largest of magnitudes[::stride]. `counts`
-    ascends. The magnitudes are group maxima. The k-th largest maximum is such a bound, because k
-    groups hold an entry as large. Of many maxima every s-th is ranked, at a rank six standard
-    deviations beyond k / s. Without maxima the magnitudes are a sample of u.
-    """
-    if scan is None or scan.maxima is None:
-        magnitudes, every = sample_magnitudes(u, SAMPLE_SIZE).float(), 1
-        spacing = prime_stride(u.numel(), SAMPLE_SIZE)
-    else:
-        magnitudes, spacing = scan.maxima, prime_stride(scan.maxima.numel(), RANKED_MAXIMA)
-        every = spacing
-    return magnitudes, every, [max(1, _sure_rank(count, spacing)) for count in counts]
-
-
-def _sure_rank(count: int, step: int) -> int:
-    """Return the rank in every `step`-th maximum at which `count` maxima are surely reached."""
-    if step == 1:
-        return count
-    return math.ceil(count / step + 6 * math.sqrt(count / step))
-
-
-def largest_magnitudes(u: Tensor, k: int, scan: Scan | None) -> Tensor:
-    """Return the k largest |u|, largest first.
-
-    The list gives n(t), the number of entries beyond t, for every t at which n <= k.
-    """
-    maxima, block = (scan.maxima, scan.block) if scan is not None else (None, 0)
-    values = kernels.select(u, min(k, u.numel()), maxima, block)[1]
-    return values.abs().float().sort(descending=True).values
+    maxima, block = (None, 0) if scan is None else (scan.maxima, scan.block)
+    return kernels.find_by_counts(u, ladder, span, aim, maxima, block, halvings)
 
 
 def select_beyond(u: Tensor, threshold: Tensor, capacity: int, scan: Scan | None) -> Sparse:

@@ -8,7 +8,7 @@ from torch import Tensor
 from gradwire.encode import Encoding, Message
 from gradwire.exchange.exchange import SUMMED, Exchange, Outcome
 from gradwire.exchange.means import doubling_rounds
-from gradwire.exchange.sketch_size import SketchSize, sketch_prepare, sketch_suits, sketch_work
+from gradwire.exchange.sketch_size import SketchSize, sketch_suits, sketch_work
 from gradwire.exchange.sketched import mean_by_sketch
 from gradwire.ranks.group import Group
 from gradwire.stages import stage
@@ -142,7 +142,7 @@ def gs_sgd_bytes(ranks: int, size: int, capacity: int, encoding: Encoding, **opt
     If P is not 2^n, the factor is 3 - 2 / 2^n.
     """
     sketch, itemsize = SketchSize(**options), encoding.dtype.itemsize
-    parts = sketch.cell_count(size) + 1, sketch.candidate_count(size, capacity)
+    parts = sketch.cell_count(size) + 1, sketch.candidate_count(size, capacity, ranks)
     return sum(_halving_bytes(ranks, entries, itemsize) for entries in parts)
 
 
@@ -162,7 +162,10 @@ def gs_sgd_legs(network: "Network", size: int, capacity: int, encoding: Encoding
     """
     sketch, itemsize = SketchSize(), encoding.dtype.itemsize
     legs: list[Leg] = []
-    for entries in (sketch.cell_count(size) + 1, sketch.candidate_count(size, capacity)):
+    for entries in (
+        sketch.cell_count(size) + 1,
+        sketch.candidate_count(size, capacity, network.workers),
+    ):
         rounds, power = doubling_rounds(network.workers)
         part = -(-entries // power) * itemsize
         halving = [network.pairs(part << r, 1 << r) for r in reversed(range(rounds))]
@@ -179,7 +182,6 @@ EXCHANGE = Exchange(
     SUMMED,
     chooses=True,
     check=SketchSize,
-    prepare=sketch_prepare,
     legs=gs_sgd_legs,
     work=sketch_work,
     suits=sketch_suits,

@@ -1,16 +1,14 @@
-"""Size of a sketch, and the check that it can show the largest entries."""
+"""Size of a sketch, and an estimate of how many of the largest entries it shows."""
 
 import math
-import warnings
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from gradwire import kernels
 from gradwire.errors import ConfigError
-from gradwire.ranks.group import Group
 
 if TYPE_CHECKING:
     from gradwire.exchange.exchange import LocalTask
@@ -21,7 +19,8 @@ if TYPE_CHECKING:
 class SketchSize:
     """Options of the exchanges by sketch: `rows` x `columns` cells, or d / `ratio` cells.
 
-    candidates: the number of entries, for each of the k, at which exact values are added.
+    candidates: the number of entries, for each of the k, at which exact values are added; 0: as
+    many as there are ranks.
     """
 
     rows: int = 5
@@ -41,9 +40,10 @@ class SketchSize:
             )
         if not 1 <= self.ratio < float("inf"):
             raise ConfigError(f"ratio must be at least 1, as many cells as u; got {self.ratio:g}")
-        if self.candidates < 1:
+        if self.candidates < 0:
             raise ConfigError(
-                f"candidates must be at least 1 for each of the k; got {self.candidates}"
+                f"candidates must be at least 1 for each of the k, or 0 for the number of ranks; "
+                f"got {self.candidates}"
             )
 
     def column_count(self, size: int) -> int:
@@ -54,25 +54,9 @@ class SketchSize:
         """Return the cells for a vector of `size` entries."""
         return self.rows * self.column_count(size)
 
-    def candidate_count(self, size: int, k: int) -> int:
+    def candidate_count(self, size: int, k: int, ranks: int) -> int:
         """Return the number of entries at which exact values are added."""
-        return min(size, self.candidates * k)
-
-    def check(self, size: int, k: int) -> None:
-        """Raise ConfigError for a sketch in which noise hides the k largest entries, whatever the
-        data.
-
-        An entry is found if it is twice the noise of a cell, |u_(k)| >= 2 ||u|| / sqrt(columns). k
-        entries of that size have at most the energy ||u||^2, so columns >= 4 k.
-        """
-        columns, needed = self.column_count(size), min(4 * k, size)
-        if columns < needed:
-            ratio = int(100 * size / needed / self.rows) / 100
-            by_ratio = f" or ratio={ratio:g}" if ratio >= 1 and not self.columns else ""
-            raise ConfigError(
-                f"a sketch of {self.rows} x {columns} cells cannot show the {k} largest of {size} "
-                f"entries: use columns={needed}{by_ratio}, or a lower density"
-            )
+        return min(size, (self.candidates or ranks) * k)
 
     def estimate(self, u: Tensor, k: int) -> tuple[int, int]:
         """Return (shown, columns): how many of the k largest of u show, and the columns that show
@@ -91,27 +75,6 @@ class SketchSize:
         return int(count), max(min(4 * k, u.numel()), math.ceil(4 * energy / smallest))
 
 
-def warn_if_blind(sketch: SketchSize, u: Tensor, k: int) -> None:
-    """Warn if the noise hides nine in ten of the k largest of u. The host waits for the answer."""
-    size = u.numel()
-    shown, columns = sketch.estimate(u, k)
-    if 10 * shown >= k:
-        return
-    advice = f"use columns={columns}, a ratio of {size / columns / sketch.rows:.3g}"
-    if columns * sketch.rows >= size:
-        advice = "one that does is no smaller than they are: use exchange='oktopk'"
-    warnings.warn(
-        f"a sketch of {sketch.rows} x {sketch.column_count(size)} cells shows about {shown} of "
-        f"the {k} largest of these {size} entries; {advice}",
-        stacklevel=2,
-    )
-
-
-def sketch_prepare(group: Group, size: int, capacity: int, **options: Any) -> None:
-    """Raise ConfigError for a sketch that is too small: see `SketchSize.check`."""
-    SketchSize(**options).check(size, capacity)
-
-
 def sketch_suits(density: float, indices: str) -> bool:
     """Return False if no sketch of the usual size can show the entries, or indices would be packed.
 
@@ -123,7 +86,7 @@ def sketch_suits(density: float, indices: str) -> bool:
 def sketch_work(usual: "Work", task: "LocalTask") -> "Work":
     """Return the work: every entry into every row, and out of every row again."""
     sketching = task.cell * SketchSize.rows * task.size
-    candidates = SketchSize().candidate_count(task.size, task.k)
+    candidates = SketchSize().candidate_count(task.size, task.k, task.ranks)
     chosen = task.select(candidates / task.size, task.size)
     compress = task.floor + task.bundle + chosen + sketching
     return replace(usual, compress=compress, encode=sketching, decode=task.copies)

@@ -1,6 +1,6 @@
 """Sketched-SGD: workers add their sketches, find the sum's large entries, and send these."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,15 +10,9 @@ from gradwire import kernels
 from gradwire.encode import Encoding, Message
 from gradwire.exchange.exchange import SUMMED, Exchange, Outcome
 from gradwire.exchange.means import ordered_bytes, ordered_legs, ordered_mean, ordered_rounds
-from gradwire.exchange.sketch_size import (
-    SketchSize,
-    sketch_prepare,
-    sketch_suits,
-    sketch_work,
-    warn_if_blind,
-)
-from gradwire.hashing import fmix32
-from gradwire.kernels.select import block_size
+from gradwire.exchange.sketch_server import mean_by_server, server_bytes, server_rounds
+from gradwire.exchange.sketch_size import SketchSize, sketch_suits, sketch_work
+from gradwire.exchange.sketch_table import find_largest, next_seeds, warn_if_small
 from gradwire.ranks.group import Group
 from gradwire.stages import stage
 from gradwire.types import Entries, Memory, Sparse
@@ -28,7 +22,6 @@ if TYPE_CHECKING:
 
 _Mean = Callable[[Tensor, torch.dtype, Group], tuple[Tensor, Tensor]]
 """(values, dtype, group) -> (mean, contribution)."""
-_STEPS = "sketch.steps"
 
 
 def sketched(
@@ -41,6 +34,7 @@ def sketched(
     columns: int = SketchSize.columns,
     ratio: float = SketchSize.ratio,
     candidates: int = SketchSize.candidates,
+    server: bool = False,
 ) -> Outcome:
     """Sums of sketches tell at which entries all workers send exact values.
 
@@ -52,10 +46,17 @@ def sketched(
 
     Only exact values are delivered, so the law holds however bad the estimates are. A rank sends 2
     (P - 1) / P of the cells and candidates, and no indices.
-    Different from the paper: the server's work is divided over the ranks (see `ordered_mean`). The
-    hashes change at every step, so that no entry stays hidden behind the same large ones.
+    server: True: rank 0 does the adding and choosing alone, as in the paper. A worker sends its
+    sketch and its exact values to it; see `mean_by_server`.
+    candidates: 0: P of them for each of the k, as in the paper.
+    Different from the paper: without `server` its work is divided over the ranks (see
+    `ordered_mean`). The hashes change at every step, so that no entry stays hidden behind the same
+    large ones.
     """
     sketch = SketchSize(rows, columns, ratio, candidates)
+    if server:
+        warn_if_small(sketch, u, message.chosen.capacity, group, memory)
+        return mean_by_server(message, u, group, memory, sketch)
     return mean_by_sketch(message, u, group, memory, sketch, ordered_mean)
 
 
@@ -64,8 +65,7 @@ def mean_by_sketch(
 ) -> Outcome:
     """Return the outcome of the two rounds; `mean` is the way of averaging."""
     size, k, dtype = u.numel(), message.chosen.capacity, message.encoding.dtype
-    if group.rank == 0 and k and _STEPS not in memory:
-        warn_if_blind(sketch, u, k)
+    warn_if_small(sketch, u, k, group, memory)
     with stage("encode"):
         seeds = next_seeds(memory, sketch.rows, u.device)
         table = kernels.insert(u, sketch.column_count(size), seeds)
@@ -73,7 +73,7 @@ def mean_by_sketch(
     cells, _ = mean(torch.cat([table.view(-1), broken]), dtype, group)
     with stage("compress"):
         ok = cells[-1] == 0
-        candidates = sketch.candidate_count(size, k)
+        candidates = sketch.candidate_count(size, k, group.size)
         indices = find_largest(cells[:-1].view_as(table), seeds, size, candidates)
     exact, contribution = mean(u[indices], dtype, group)
     with stage("decode"):
@@ -85,37 +85,30 @@ def mean_by_sketch(
     return Outcome(update, Entries(Sparse(indices[best], contribution[best], count, size)), ok)
 
 
-def next_seeds(memory: Memory, rows: int, device: torch.device) -> Tensor:
-    """Return int32 [rows], other seeds at every step, the same on every rank."""
-    if _STEPS not in memory:
-        memory[_STEPS] = torch.zeros((), dtype=torch.int64, device=device)
-    steps = memory[_STEPS]
-    numbers = steps * rows + torch.arange(1, rows + 1, dtype=torch.int64, device=device)
-    steps.add_(1)
-    return fmix32(fmix32(numbers.to(torch.int32)) + 1)
-
-
-def find_largest(table: Tensor, seeds: Tensor, size: int, count: int) -> Tensor:
-    """Return the ascending int32 indices of the `count` largest estimates."""
-    # Sums beyond fp32 are infinite, and their differences have no size.
-    table = table.nan_to_num()
-    group = block_size(size, count, table.device)
-    magnitudes, maxima = kernels.query(table, seeds, size, group)
-    return kernels.topk(magnitudes, count, maxima, group)
+def _size_and_server(options: Mapping[str, Any]) -> tuple[SketchSize, bool]:
+    """Return the size of the table, and True if there is a server."""
+    given = dict(options)
+    server = given.pop("server", False)
+    return SketchSize(**given), server
 
 
 def sketched_bytes(ranks: int, size: int, capacity: int, encoding: Encoding, **options: Any) -> int:
     """Return the bytes that leave one rank: 2 (P - 1) / P of the cells and of the candidates.
 
-    One more cell tells if a rank was not finite.
+    One more cell tells if a rank was not finite. With a server see `server_bytes`.
     """
-    sketch, itemsize = SketchSize(**options), encoding.dtype.itemsize
-    parts = sketch.cell_count(size) + 1, sketch.candidate_count(size, capacity)
+    sketch, server = _size_and_server(options)
+    if server:
+        return server_bytes(ranks, size, capacity, encoding, sketch)
+    itemsize = encoding.dtype.itemsize
+    parts = sketch.cell_count(size) + 1, sketch.candidate_count(size, capacity, ranks)
     return sum(ordered_bytes(ranks, entries, itemsize) for entries in parts)
 
 
 def sketched_rounds(ranks: int, **options: Any) -> int:
-    """Return the rounds of two ordered means."""
+    """Return the rounds of two ordered means, or those of the server."""
+    if _size_and_server(options)[1]:
+        return server_rounds(ranks)
     return 2 * ordered_rounds(ranks)
 
 
@@ -123,7 +116,9 @@ def sketched_legs(network: "Network", size: int, capacity: int, encoding: Encodi
     """Return the legs of two ordered means: of the cells, and of the candidates."""
     sketch, itemsize = SketchSize(), encoding.dtype.itemsize
     cells = ordered_legs(network, sketch.cell_count(size) + 1, itemsize)
-    return cells + ordered_legs(network, sketch.candidate_count(size, capacity), itemsize)
+    return cells + ordered_legs(
+        network, sketch.candidate_count(size, capacity, network.workers), itemsize
+    )
 
 
 EXCHANGE = Exchange(
@@ -132,8 +127,7 @@ EXCHANGE = Exchange(
     sketched_rounds,
     SUMMED,
     chooses=True,
-    check=SketchSize,
-    prepare=sketch_prepare,
+    check=lambda **options: _size_and_server(options),
     legs=sketched_legs,
     work=sketch_work,
     suits=sketch_suits,

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-COUNTS = 1024 + 128
-"""int32 words of `LastSelection.counts`: bins, then sums of squares."""
+COUNTS = 1024
+"""int32 words of `LastSelection.counts`."""
 THRESHOLD, LAST_INDEX, CROWDED = range(3)
 """Places in `LastSelection.record`."""
 

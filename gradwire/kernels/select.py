@@ -66,20 +66,6 @@ def block_size(size: int, k: int, device: torch.device = torch.device("cpu")) ->
     return 32 if k * 48 <= size else 0
 
 
-def quantile(
-    u: Tensor, scale: float, k: int, maxima: Tensor, block: int, last_selection: LastSelection
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the result of `above` for the threshold of `Rule.NORMAL`, without a launch to find it.
-
-    CUDA only, and only if `last_selection.has_counts`. The mean square is that of the entries that
-    the scan counted. The threshold is held between two magnitudes: k blocks surely reach one of
-    them, 1.25 k blocks the other.
-    """
-    from gradwire.kernels.triton.select.entry import quantile_triton
-
-    return quantile_triton(u, scale, k, maxima, block, last_selection)
-
-
 def above(
     u: Tensor, threshold: Tensor, capacity: int, maxima: Tensor | None = None, block: int = 0,
     last_selection: LastSelection | None = None,

@@ -25,8 +25,8 @@ DENSITIES = (0.1, 0.01, 0.001)
 """The densities that are compared."""
 _SETTINGS = ("method", "exchange", "values", "indices", "density")
 """The fields of a recipe that decide the time of a step; a warm-up is over after some epochs."""
-BEST = ("topk", "gaussiank", "dgc", "trimmed", "mstopk")
-"""The methods that choose the k largest. The others are predicted, never recommended."""
+BEST = ("topk",)
+"""The method that chooses the k largest. The others are predicted, never recommended."""
 
 
 def all_ways(

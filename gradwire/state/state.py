@@ -197,6 +197,7 @@ class State:
             bundle.fold_owned(self.status.skipped)
             self._counts["clipped"] += int(bundle.tally.clipped)
             self._counts["sent"] += int(bundle.tally.sent)
+            self._counts["length_exchanges"] += bundle.tally.length_exchanges
         self.config = config
         self.rebundle(self._cut())
         for bundle in old:

@@ -30,6 +30,8 @@ class Stats:
         their residuals. None if decay is 1.
     skipped: the steps that the optimiser did not take.
     clipped: how often a bundle's gradient was clipped.
+    length_exchanges: how often ranks exchanged the lengths of a bundle's messages, for which the
+        host waits. Only gaussiank's variants paper and released need it.
     bundles, memory_bytes: the number of bundles, and the memory that they hold.
     dense: by reason, how often a bundle was sent whole.
     seconds: time per stage, which overlaps with the backward pass. On CUDA the first eight steps
@@ -47,6 +49,7 @@ class Stats:
     forgotten: float | None = None
     skipped: int = 0
     clipped: int = 0
+    length_exchanges: int = 0
     bundles: int = 0
     memory_bytes: int = 0
     dense: dict[str, int] = field(default_factory=dict)
@@ -101,6 +104,8 @@ def stats_of(state: "State") -> Stats:
         forgotten=forgotten / whole_u if whole_u else None,
         skipped=int(state.status.count) + int(skipped),
         clipped=counts["clipped"] + sum(int(b.tally.clipped) for b in bundles),
+        length_exchanges=counts["length_exchanges"]
+        + sum(b.tally.length_exchanges for b in bundles),
         bundles=len(bundles),
         memory_bytes=state.memory_bytes,
         dense={k[6:]: n for k, n in counts.items() if k.startswith("dense:")},

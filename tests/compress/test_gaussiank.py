@@ -5,14 +5,12 @@ import torch
 
 import gradwire
 from gradwire.compress import METHODS
-from gradwire.compress.gaussiank import (
-    TESTS,
-    _mean_and_deviations,
-    _quantile,
-    successive_thresholds,
-)
+from gradwire.compress.gaussiank_published import TESTS, mean_and_deviations, successive_tests
+from gradwire.compress.thresholds import normal_quantile
+from gradwire.encode import Encoding, nbytes
 from gradwire.types import Memory
 from tests.compress.test_selectors import SIZE, choose, drawn
+from tests.distributions import draw
 
 # count / k of the successive tests; the last is what is sent.
 RELEASED = {
@@ -39,13 +37,11 @@ PAPER = {("gaussian", 0.001): [2.03, 0.004, 20.5, 0.53]}
 def counts(variant, u, k):
     """n / k of each test until one is accepted."""
     p = 1 - k / SIZE / (1 if variant == "paper" else 2)
-    start = _mean_and_deviations(u, SIZE, _quantile(p))
-    tail = u.abs().sort(descending=True).values
+    start = mean_and_deviations(u, SIZE, normal_quantile(p))
     out = []
-    for threshold in successive_thresholds(start, tail, k, TESTS[variant]):
-        n = int((u.abs() > threshold).sum())
-        out.append(n / k)
-        if 2 / 3 <= n / k <= 4 / 3:
+    for n in successive_tests(u, start, k, TESTS[variant])[1]:
+        out.append(int(n) / k)
+        if 2 / 3 <= out[-1] <= 4 / 3:
             break
     return out
 
@@ -65,42 +61,67 @@ def test_counts_of_the_table(variant, case, expected):
         assert found[:1] == pytest.approx(expected[:1], rel=0.15)
     else:
         assert found == pytest.approx(expected, rel=0.15, abs=0.03)
-    sent = choose("gaussiank", u, k, variant=variant, capacity=100.0)
+    sent = choose("gaussiank", u, k, variant=variant)
     assert int(sent.count) == round(found[-1] * k)
 
 
 @pytest.mark.parametrize("variant", TESTS)
-def test_a_bad_threshold_does_not_flood_the_wire(variant):
-    """On Laplace data at 0.01 the released one would send 6.5 k: the largest 4 k go."""
+def test_nothing_is_cut_from_what_a_variant_finds(variant):
+    """On Laplace data at 0.01 the released one sends 6.5 k."""
     u, k = drawn("laplace", SIZE), 10**4
-    whole = choose("gaussiank", u, k, variant=variant, capacity=100.0)
-    sparse = choose("gaussiank", u, k, variant=variant)
-    assert int(sparse.count) == min(int(whole.count), 4 * k)
-    assert torch.equal(sparse.indices, choose("topk", u, int(sparse.count)).indices)
+    start = mean_and_deviations(
+        u, SIZE, normal_quantile(1 - k / SIZE / (1 if variant == "paper" else 2))
+    )
+    last = successive_tests(u, start, k, TESTS[variant])[0][-1]
+    expected = (u.abs() > last).nonzero().flatten()
+    assert torch.equal(choose("gaussiank", u, k, variant=variant).indices.long(), expected)
+    assert variant == "paper" or expected.numel() > 4 * k
 
 
-def test_the_message_has_room_for_what_the_variant_may_find():
-    run = METHODS["gaussiank"].run
-    u = torch.randn(6400)
-    assert run(u, 64, Memory()).capacity == 64
-    assert run(u, 64, Memory(), variant="paper").capacity == 256
-    assert run(u, 64, Memory(), variant="released", capacity=2.5).capacity == 160
-    paper = METHODS["gaussiank"].bind({"variant": "paper"})
-    assert paper.capacity(64, 6400) == 256
-    assert paper.capacity(64, 200) == 200
+def test_the_room_in_a_message():
+    run, u = METHODS["gaussiank"].run, torch.randn(6400)
+    assert run(u, 66, Memory()).capacity == 88
+    assert run(u, 66, Memory(), exact=True).capacity == 66
+    memory = Memory()
+    memory.longest = lambda count: int(count) + 5
+    found = run(u, 64, memory, variant="paper")
+    assert found.capacity == int(found.count) + 5
+    assert METHODS["gaussiank"].bind({}).capacity(64, 70) == 70
+
+
+@pytest.mark.parametrize("variant", TESTS)
+def test_a_message_of_a_variant_is_as_long_as_the_longest(variant):
+    """And 8 bytes say how long that is."""
+    g = [draw("laplace", 10_000, seed=rank) * (1 + rank) for rank in range(4)]
+    sent = [gradwire.compress(x, "gaussiank", k=100, variant=variant).indices.numel() for x in g]
+    assert len(set(sent)) > 1
+    cluster = gradwire.VirtualCluster(4, method="gaussiank", density=0.01, variant=variant)
+    cluster.average(g)
+    stats = cluster.stats()
+    assert stats.bytes_sent == 3 * (nbytes(max(sent), Encoding(), 10_048) + 8)
+    assert stats.length_exchanges == 1
+    assert [cluster.stats(rank).achieved_density for rank in range(4)] == [n / 10_000 for n in sent]
+    for rank, x in enumerate(g):
+        expected = x - gradwire.compress(x, "gaussiank", k=100, variant=variant).dense()
+        assert torch.equal(cluster.residual(rank), expected)
+
+
+def test_the_repaired_variant_never_asks_how_long_messages_are():
     g = [torch.randn(10_000) for _ in range(4)]
-    for fields, capacity in (({}, 100), ({"variant": "paper"}, 400)):
-        cluster = gradwire.VirtualCluster(4, method="gaussiank", density=0.01, **fields)
+    for method in ("gaussiank", "dgc", "trimmed", "mstopk"):
+        cluster = gradwire.VirtualCluster(4, method=method, density=0.01)
         cluster.average(g)
-        assert cluster.stats().bytes_sent == 3 * (32 + 8 * capacity)
+        assert cluster.stats().length_exchanges == 0
 
 
-def test_a_capacity_that_sends_more_than_dense_goes_dense():
-    g = [torch.randn(10_000) for _ in range(4)]
-    for variant, dense in (("repaired", {}), ("paper", {"bytes": 1})):
-        cluster = gradwire.VirtualCluster(4, method="gaussiank", density=0.1, variant=variant)
-        cluster.average(g)
-        assert cluster.stats().dense == dense
+def test_a_graph_cannot_capture_a_length(monkeypatch):
+    class OnDevice(torch.Tensor):
+        is_cuda = True
+
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    u = torch.randn(100).as_subclass(OnDevice)
+    with pytest.raises(ValueError, match=r"variant 'released' asks the host .* no CUDA graph"):
+        METHODS["gaussiank"].run(u, 5, Memory(), variant="released")
 
 
 def test_padding_between_slots_does_not_change_the_fit():
@@ -109,4 +130,4 @@ def test_padding_between_slots_does_not_change_the_fit():
     padded = torch.cat([u, torch.zeros(64 * 100)])
     for z in (0.0, 3.0):
         expected = float(u.mean() + z * u.std())
-        assert float(_mean_and_deviations(padded, 6400, z)) == pytest.approx(expected, rel=1e-5)
+        assert float(mean_and_deviations(padded, 6400, z)) == pytest.approx(expected, rel=1e-5)

@@ -96,8 +96,8 @@ def draw(rank=0, bundle=0, skip=0, **options):
 
 
 def test_randk_seeds():
-    assert draw(rank=0) == draw(rank=1), "a shared seed draws the same on every rank"
-    assert draw(rank=0, shared=False) != draw(rank=1, shared=False)
+    assert draw(rank=0, shared=True) == draw(rank=1, shared=True)
+    assert draw(rank=0) != draw(rank=1), "every rank draws its own entries"
     assert draw(seed=1) != draw(seed=2)
     assert draw(bundle=1) != draw(bundle=2)
     assert draw(skip=1) != draw(skip=0)

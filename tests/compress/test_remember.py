@@ -20,6 +20,9 @@ def gradients(step, size=6400):
         ("threshold", {}, {"threshold"}),
         ("randk", {"feedback": False}, {"draws"}),
         ("gaussiank", {"variant": "paper"}, set()),
+        ("gaussiank", {}, set()),
+        ("dgc", {"sample": 0.3}, {"draws"}),
+        ("mstopk", {"rounds": 6}, {"draws"}),
     ],
 )
 def test_resumed_is_bit_equal(method, options, kept):
@@ -44,7 +47,7 @@ def test_resumed_is_bit_equal(method, options, kept):
 @pytest.mark.parametrize("options", [{"feedback": False}, {"unbiased": True}])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_randk_without_feedback_forgets(options, dtype):
-    cluster = gradwire.VirtualCluster(4, method="randk", density=0.1, **options)
+    cluster = gradwire.VirtualCluster(4, method="randk", density=0.1, shared=True, **options)
     for step in range(3):
         g = [torch.randn(1000).to(dtype) for _ in range(4)]
         update = cluster.average(g)
@@ -85,11 +88,15 @@ def test_unbiased_is_right_on_average():
     ("method", "options"),
     [
         ("gaussiank", {"variant": "paper"}),
-        ("gaussiank", {"variant": "released", "capacity": 1.0}),
+        ("gaussiank", {"variant": "released"}),
+        ("gaussiank", {}),
+        ("dgc", {"exact": True}),
+        ("trimmed", {"capacity": 1.0}),
+        ("mstopk", {"rounds": 5}),
         ("threshold", {"value": 1.0, "capacity": 2}),
         ("chunked", {"chunk": 100}),
         ("dgc", {"sample": 0.5}),
-        ("randk", {"shared": False}),
+        ("randk", {"shared": True}),
     ],
     ids=str,
 )

@@ -64,9 +64,11 @@ class Hand:
     """P ranks that run one exchange without choosing dense instead, step by step."""
 
     def __init__(self, exchange, world, method="topk", values="fp32", indices="int32", **options):
-        self.exchange, self.method, self.options = EXCHANGES[exchange], method, options
-        common = METHODS[method].bind({}).is_common
-        self.encoding = Encoding(values, "common" if common else indices)
+        """method: "randk:shared" is randk with shared=True."""
+        name, _, flag = method.partition(":")
+        self.exchange, self.options = EXCHANGES[exchange], options
+        self.method = METHODS[name].bind({flag: True} if flag else {})
+        self.encoding = Encoding(values, "common" if self.method.is_common else indices)
         self.ranks = VirtualRanks(world)
         self.memories = [Memory(rank) for rank in range(world)]
 
@@ -75,7 +77,7 @@ class Hand:
             u, memory = us[rank], self.memories[rank]
             sparse = empty_sparse(k, u)
             if not self.exchange.chooses:
-                sparse = METHODS[self.method].run(u, k, memory, None)
+                sparse = self.method.choose(u, k, memory)
             fine = torch.tensor(True if finite is None else finite[rank])
             message = encode(sparse, fine, self.encoding)
             group = self.ranks.groups[rank]

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 import gradwire
+from gradwire.encode import Encoding
+from gradwire.exchange import EXCHANGES
 from gradwire.exchange.gs_sgd import halving_mean
 from gradwire.exchange.means import ordered_mean
 from gradwire.exchange.sketch_size import SketchSize
@@ -15,6 +17,7 @@ from gradwire.kernels import insert
 from gradwire.ranks.virtual import VirtualRanks
 from gradwire.types import Memory
 from tests.exchange.cases import SKETCHES, Hand
+from tests.law.cases import violation
 
 K, SIZE = 1000, 1_000_000
 
@@ -117,9 +120,7 @@ def test_an_ordered_mean_adds_in_the_order_of_ranks():
         ({"rows": 0}, "rows must be odd"),
         ({"columns": -1}, "columns must be at least 1, or 0"),
         ({"ratio": 0.5}, "ratio must be at least 1"),
-        ({"candidates": 0}, "candidates must be at least 1"),
-        ({"columns": 39}, "5 x 39 cells cannot show the 10 largest of 1024 .* use columns=40,"),
-        ({"ratio": 20.0}, "5 x 10 .* columns=40 or ratio=5.12, or a lower density"),
+        ({"candidates": -1}, "candidates must be at least 1 .* or 0 for the number of ranks"),
         ({"rows": 4.5}, "option rows of sketched must be int, got 4.5"),
         ({"method": "randk"}, "'sketched' chooses the entries itself, .* not 'randk'"),
         ({"values": "int8"}, "'sketched' adds values on the way: fp32 or bf16, not 'int8'"),
@@ -132,18 +133,79 @@ def test_bad_input(more, message):
         )
 
 
-def test_densities_of_the_warm_up_are_looked_at_too():
-    fields = {"exchange": "gs-sgd", "density": 0.001, "warmup_steps": 5}
-    gradwire.VirtualCluster(2, **fields, warmup=(0.004,)).average([torch.randn(10_000)] * 2)
-    with pytest.raises(ValueError, match="cannot show the 200 largest of 10048"):
-        gradwire.VirtualCluster(2, **fields, warmup=(0.02,)).average([torch.randn(10_000)] * 2)
+def test_a_table_below_four_columns_an_entry_is_used_and_warned_of():
+    """u falls as i^-1.5: a table 200 times smaller holds nearly all of the energy."""
+    u = torch.arange(1.0, 100_033) ** -1.5
+    for columns, least in ((100, 0.99), (50, 0.97)):
+        first, second = said(u, columns=columns)
+        assert len(first) == 1
+        assert not second
+        share = float(first[0].partition("candidates hold ")[2].partition("%")[0])
+        assert 100 >= share >= 100 * least
+    kept = said(torch.randn(100_000), columns=399)[0][0]
+    assert float(kept.partition("candidates hold ")[2].partition("%")[0]) < 40
 
 
-def test_the_size_that_is_proposed_works():
-    gradwire.VirtualCluster(2, exchange="gs-sgd", density=0.01, columns=40).average(
-        [torch.randn(1000)] * 2
+@pytest.mark.filterwarnings("ignore:a sketch of 5 x 200")
+def test_a_larger_k_of_a_later_step_is_looked_at_too():
+    cluster = gradwire.VirtualCluster(
+        2, exchange="gs-sgd", density=0.02, warmup=(0.004,), warmup_steps=1, columns=160
     )
-    SketchSize(ratio=5.12).check(1024, 10)
+    u = torch.randn(10_000) ** 9
+    cluster.average([u] * 2)
+    with pytest.warns(match="5 x 160 cells shows about .* of the 200 largest"):
+        cluster.average([u] * 2)
+
+
+@pytest.mark.filterwarnings("ignore:a sketch of")
+@pytest.mark.parametrize("exchange", [*SKETCHES, "server"])
+def test_as_many_candidates_as_ranks(exchange, monkeypatch):
+    more = {"server": True} if exchange == "server" else {}
+    name = "sketched" if more else exchange
+    u = [torch.randn(2000) for _ in range(3)]
+    out, same = (Hand(name, 3, candidates=n, **more).step(u, 7) for n in (0, 3))
+    assert torch.equal(out.updates[0], same.updates[0])
+    assert out.sent == same.sent < Hand(name, 3, **more).step(u, 7).sent
+
+
+@pytest.mark.filterwarnings("ignore:a sketch of")
+@pytest.mark.parametrize("world", [1, 2, 5])
+@pytest.mark.parametrize("values", ["fp32", "bf16"])
+def test_a_server_does_what_the_ranks_do_together(world, values):
+    """In fp32 the same bits; and of bf16 the same law."""
+    more = {"values": values, "columns": 90}
+    together, alone = Hand("sketched", world, **more), Hand("sketched", world, server=True, **more)
+    left = [torch.randn(2000) ** 3 for _ in range(world)]
+    for _ in range(3):
+        a, b = together.step(left, 20), alone.step(left, 20)
+        assert violation(left, b.updates[0], b.residuals) <= 4
+        assert len({x.numpy().tobytes() for x in b.updates}) == 1
+        if values == "fp32":
+            assert torch.equal(a.updates[0], b.updates[0])
+            assert all(map(torch.equal, a.residuals, b.residuals))
+        left = [x + torch.randn(2000) for x in b.residuals]
+
+
+def test_bytes_and_rounds_of_a_server():
+    """Rank 0 sends most with many ranks, a worker with a large table."""
+    for world, columns in ((2, 90), (8, 20)):
+        hand = Hand("sketched", world, server=True, columns=columns)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            out = hand.step([torch.randn(2000) for _ in range(world)], 20)
+        options = {"server": True, "columns": columns}
+        sent = [group.bytes_sent for group in hand.ranks.groups]
+        exchange = EXCHANGES["sketched"]
+        assert max(sent) == exchange.bytes(world, 2000, 20, Encoding(), **options)
+        assert (sent[0] > sent[1]) == (world == 8)
+        assert out.rounds == exchange.rounds(world, **options) == 4 * (world - 1)
+
+
+def test_a_rank_that_is_not_finite_stops_the_server():
+    u = [torch.randn(500) for _ in range(3)]
+    out = Hand("sketched", 3, server=True, columns=200).step(u, 5, [True, False, True])
+    assert not any(out.ok)
+    assert all(x.isnan().all() for x in out.updates)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +258,7 @@ def test_a_sketch_that_shows_next_to_nothing_is_warned_of_once():
     u = drawn("t3")[:100_000]
     first, second = said(u, columns=450)
     assert len(first) == 1, "one rank says it"
-    assert "5 x 450 cells shows about 2 of the 100 largest of these 100032 entries" in first[0]
+    assert "5 x 450 cells shows about 2 of the 100 largest of these 100032 entries, and" in first[0]
     assert not second
     columns = int(first[0].partition("use columns=")[2].partition(",")[0])
     assert first[0].endswith(f"a ratio of {100_032 / columns / 5:.3g}")

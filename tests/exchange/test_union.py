@@ -41,7 +41,7 @@ def test_every_worker_delivers_on_the_whole_union():
 
 
 def test_common_indices_need_no_lists():
-    cluster = gradwire.VirtualCluster(4, method="randk", exchange="union", density=0.1)
+    cluster = gradwire.VirtualCluster(4, method="randk", shared=True, exchange="union", density=0.1)
     cluster.average([torch.randn(1000) for _ in range(4)])
     # Headers of 32 bytes, and 2 (P - 1) / P of 100 values.
     assert cluster.stats().bytes_sent == 3 * 32 + 2 * 3 * 25 * 4

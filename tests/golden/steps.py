@@ -1,8 +1,8 @@
 """Fifty steps on made gradients, with every way of exchanging, on virtual and on real ranks.
 
 Where gradwire itself takes a mean or a norm, the inputs keep its order from mattering: squares of
-gradients add up exactly in fp64 (clip), and the selectors used take exactly k entries wherever
-their threshold falls. Clipping is with momentum only: without it torch.add(alpha=) may fuse.
+gradients add up exactly in fp64 (clip), and no entry lies within a rounding of a fit's threshold.
+Clipping is with momentum only: without it torch.add(alpha=) may fuse.
 `sign` is left out: its scale is an fp32 mean of residuals, which torch adds in an order of its own.
 """
 
@@ -41,6 +41,13 @@ CASES = {
         "values": "int8",
         "indices": "packed",
     },
+    "gaussiank exact int8 packed": {
+        "method": "gaussiank",
+        "density": 0.02,
+        "values": "int8",
+        "indices": "packed",
+        "options": {"exact": True},
+    },
     "dgc/allgather momentum clip masking": {
         "method": "dgc/allgather",
         "density": 0.02,
@@ -57,7 +64,7 @@ CASES = {
         "masking": False,
         "indices": "bitmap",
     },
-    "randk": {"method": "randk", "density": 0.05, "options": {"seed": 7}},
+    "randk": {"method": "randk", "density": 0.05, "options": {"seed": 7, "shared": True}},
     "randk own seeds int4 stochastic": {
         "method": "randk",
         "density": 0.05,

@@ -13,13 +13,14 @@ from gradwire import torch_internals
 from gradwire.encode import Encoding
 from gradwire.encode.format import template_of
 from gradwire.encode.noise import Noise
+from gradwire.kernels.find_by_counts import Aim
 from gradwire.kernels.last_selection import LastSelection
 from gradwire.kernels.side_stream import Target
-from gradwire.kernels.threshold import Rule
 from gradwire.kernels.triton import (
     bisect_list,
     chunks,
     draw,
+    find_by_counts,
     join,
     launch,
     mean,
@@ -164,9 +165,11 @@ CALLS = {
     "insert": lambda _: sketch.insert_triton(zeros(99), 20, INDICES[:3], zeros(()).double()),
     "query": lambda _: sketch.query_triton(zeros(3, 20), INDICES[:3], 99, 16),
     "target": lambda _: target.zero_triton(Target(100, DEVICE)),
-    "level": lambda _: threshold.find_threshold_triton(
-        Rule.HALVES, zeros(99), 3, zeros(64), 1, (1, 2), 1.0, zeros(99)
-    ),
+    "by counts": lambda _: [
+        find_by_counts.find_by_counts_triton(zeros(640), ladder, span, Aim(3, 4, 3, 4), maxima, 64)
+        for ladder, span in ((zeros(9), None), (None, zeros(2)))
+        for maxima in (None, zeros(10), zeros(10, dtype=torch.int16))
+    ],
     "once": lambda _: threshold.first_threshold_triton(zeros(()), zeros(99), 3, 1.0),
     "sidco_fit": lambda _: sidco.sidco_fit_triton(zeros(99), 1, 0.1, LONG, 3),
     "sidco_adapt": lambda _: sidco.sidco_adapt_triton(

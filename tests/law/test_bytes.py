@@ -41,7 +41,7 @@ def test_every_encoding_is_counted(exchange, values, indices):
         assert out.sent == EXCHANGES[exchange].bytes(3, size, k, Encoding(values, indices))
 
 
-@pytest.mark.parametrize(("method", "indices"), [("topk", "int32"), ("randk", "common")])
+@pytest.mark.parametrize(("method", "indices"), [("topk", "int32"), ("randk:shared", "common")])
 def test_a_union_is_no_longer_than_the_vector_nor_common_indices_than_k(method, indices):
     for k in (33, 2000):
         u = [torch.randn(3008) for _ in range(3)]
@@ -73,8 +73,8 @@ def test_real_ranks_count_the_same(ranks):
 
 
 def test_a_shared_seed_sends_no_indices():
-    shared = gradwire.VirtualCluster(4, method="randk", density=0.1)
-    own = gradwire.VirtualCluster(4, method="randk", density=0.1, shared=False)
+    shared = gradwire.VirtualCluster(4, method="randk", density=0.1, shared=True)
+    own = gradwire.VirtualCluster(4, method="randk", density=0.1)
     g = [torch.randn(1000) for _ in range(4)]
     union = [int((c.average(g) != 0).sum()) for c in (shared, own)]
     assert shared.stats().bytes_sent == 3 * (32 + 4 * 100 + 0)

@@ -137,7 +137,7 @@ def _scan(
         )  # fmt: skip
     if counts is not None:
         left = entries_left(span, start, TILE)
-        count_tile(counts, record, residual, maxima, place + start, left, every, BLOCK, TILE, UNIT)
+        count_tile(counts, record, maxima, place + start, left, every, BLOCK, TILE, UNIT)
 
 
 _launch = Launcher(

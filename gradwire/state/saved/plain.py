@@ -227,6 +227,8 @@ def _counts_now(state: "State") -> dict[str, int]:
         "sent": state.entries_sent(),
         "skipped": int(state.status.count),
         "clipped": state._counts["clipped"] + sum(int(b.tally.clipped) for b in state.bundles),
+        "length_exchanges": state._counts["length_exchanges"]
+        + sum(b.tally.length_exchanges for b in state.bundles),
         "bytes_before": state._counts["bytes_before"] + state.group.bytes_sent,
     }
 

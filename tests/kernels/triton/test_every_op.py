@@ -16,7 +16,7 @@ from tests.kernels.triton_device import DEVICE, ON_GPU  # isort: skip
 import gradwire
 from gradwire.encode import Encoding
 from gradwire.encode.format import template_of
-from gradwire.kernels.threshold import Rule
+from gradwire.kernels.find_by_counts import Aim
 from gradwire.types import Sparse, align
 from tests.kernels.compare import agree
 from tests.kernels.test_select import vector
@@ -113,8 +113,6 @@ def reference_of(module, name):
     return getattr(importlib.import_module(module), f"{name}_torch")
 
 
-# Not the largest for LADDER: the highest rung is on the border of two, and rounding decides.
-RANKS = {Rule.NORMAL: (1, 2), Rule.LADDER: (2,), Rule.HALVES: (1,), Rule.LIST: (1,)}
 SEEDS = integers(11, -22, 33)
 TRITON = "gradwire.kernels.triton."
 OPS = {
@@ -144,13 +142,12 @@ OPS = {
     "mean_of_messages": Op("messages", lambda u: [(*gathered(u), torch.float32)]),
     "insert": Op("sketch", lambda u: [(u, 37, SEEDS, constant(2.0**20, torch.float64))]),
     "query": Op("sketch", lambda u: [(u.expand(3, -1).clone(), SEEDS, 999, b) for b in (0, 16)]),
-    "find_threshold": Op(
-        "threshold",
+    "find_by_counts": Op(
+        "find_by_counts",
         lambda u: [
-            (rule, u, 1, maxima_of(u, 16), 1, ranks, 2.0, u) for rule, ranks in RANKS.items()
+            (u, u.abs().max() * 2.0 ** -torch.arange(9.0), None, Aim(2, 3, 2, 3)),
+            (u, None, torch.stack([u.abs().median(), u.abs().max()]).float(), Aim(2, 2, 2, 2)),
         ],
-        tolerance=2e-6,
-        wide=1,
     ),
     "first_threshold": Op(
         "threshold",
@@ -188,12 +185,12 @@ def homes():
 
 
 HOMES = dict(homes())
-"""topk is not here: its Triton version gives the values too. quantile has no reference."""
+"""topk is not here: its Triton version gives the values too."""
 
 
 def test_every_op_with_a_triton_version_has_a_row():
     rows = {f"{TRITON}{op.file}.{name}" for name, op in OPS.items()}
-    assert set(HOMES) - rows <= {f"{TRITON}select.entry.{name}" for name in ("topk", "quantile")}
+    assert set(HOMES) - rows <= {f"{TRITON}select.entry.topk"}
     assert rows <= set(HOMES)
 
 

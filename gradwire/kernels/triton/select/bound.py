@@ -8,8 +8,8 @@ lower. The number of entries that reach the bound says if it was low enough.
 import triton
 import triton.language as tl
 
-from gradwire.kernels.triton.bits import INFINITY, bits_of, magnitude
-from gradwire.kernels.triton.select.counts import LOW, lowest, mean_square, read_counts
+from gradwire.kernels.triton.bits import INFINITY, bits_of
+from gradwire.kernels.triton.select.counts import LOW, lowest, read_counts
 from gradwire.kernels.triton.select.turns import COARSE_BINS, CROWDED, FINE_BITS
 
 SECTOR = tl.constexpr(8)
@@ -73,23 +73,16 @@ def _lower(edge):
 
 
 @triton.jit
-def _counted(counts, record, rank, loose, scale):
+def _counted(counts, record, rank):
     """Return the results of `_sampled` from the counts of the scan.
 
-    The last threshold tells where the bins are. With a scale the bound is `scale` root mean squares
-    of the entries. It is then held between two bounds: `rank` of the counted reach one, `loose` the
-    other.
+    The last threshold tells where the bins are.
     """
     edge = tl.load(record)
     bin, seen, total, top = read_counts(counts, rank)
     # With so few maxima near the last threshold, the winners lie together.
     few = total < rank
     t = tl.where(few, _lower(edge), (lowest(edge) + bin) << LOW)
-    if scale is not None:
-        low, _, _, _ = read_counts(counts, loose)
-        guess = magnitude(scale * tl.sqrt(mean_square(counts)))
-        guess = tl.maximum(guess, (lowest(edge) + low) << LOW)
-        t = tl.where(few, t, tl.minimum(guess, t))
     largest = (tl.minimum(lowest(edge) + top, 0xFFFF) << LOW) + 0x7FFF
     return t, tl.where(few, 0, seen), largest
 
@@ -105,9 +98,7 @@ def lowered(record):
 
 
 @triton.jit
-def find_bound(
-    values, counts, n, rank, loose, crowd, threshold, scale, record, SAMPLE: tl.constexpr
-):
+def find_bound(values, counts, n, rank, crowd, threshold, record, SAMPLE: tl.constexpr):
     """Return the bound, at least 1, or 0 if none helps; and the width of a coarse bin, in bits.
 
     With a threshold the bound is never below the smallest magnitude that passes.
@@ -115,7 +106,7 @@ def find_bound(
     if counts is None:
         t, seen, largest = _sampled(values, n, rank, SAMPLE)
     else:
-        t, seen, largest = _counted(counts, record, rank, loose, scale)
+        t, seen, largest = _counted(counts, record, rank)
     # If the sample is full of ties, so is the vector: nearly every entry would be a candidate.
     helps = (crowd > 0) & ((seen <= crowd * rank + 64) | (t == 0))
     shift = 10

@@ -1,10 +1,9 @@
-"""Counts of block maxima and sums of squares: written by the scan, read by the selection.
+"""Counts of block maxima: written by the scan, read by the selection.
 
 A maximum is counted by its code, the 16 bits after the sign. There are 1024 bins around the last
 threshold: from a sixth of it to three times as much. Bins for all codes would be too many to read,
 and a few wide bins would all add to the same cache line. Neighbouring bins are on different cache
-lines, because a line takes one addition at a time. After the bins come, as fp64, the sums of
-squares of the entries and the number of these entries, in 32 parts each.
+lines, because a line takes one addition at a time.
 """
 
 import triton
@@ -18,7 +17,6 @@ LOW = tl.constexpr(15)
 BINS = tl.constexpr(1024)
 BELOW = tl.constexpr(640)
 """Bins below the last threshold: 256 per power of two."""
-PARTS = tl.constexpr(32)
 
 
 @triton.jit
@@ -29,15 +27,14 @@ def lowest(edge):
 
 @triton.jit
 def count_tile(
-    counts, words, u, maxima, start, left, every,
+    counts, words, maxima, start, left, every,
     BLOCK: tl.constexpr, TILE: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Count the maxima of a tile that this program has written, and add up its entries' squares.
+    """Count the maxima of a tile that this program has written.
 
     Only one in `every` units is counted. Units are hashed, so that no period in the data goes
-    unseen. Maxima and entries are read again, because registers that hold them until here would be
-    missing in every program. Only one method needs the squares, but the scans of others take no
-    longer with them.
+    unseen. Maxima are read again, because registers that hold them until here would be missing in
+    every program.
     """
     unit = (start // UNIT).to(tl.uint32)
     if tl.umulhi(unit * 0x9E3779B1, every.to(tl.uint32)) == 0:
@@ -49,24 +46,6 @@ def count_tile(
         bin = tl.minimum((bits >> LOW) - lowest(tl.load(words)), BINS - 1)
         ones = tl.full([TILE // BLOCK], 1, tl.int32)
         tl.atomic_add(counts + _bin_place(bin), ones, mask=real & (bin >= 0), sem="relaxed")
-        entry = tl.arange(0, TILE)
-        x = tl.load(u + start + entry, mask=entry < left, other=0, cache_modifier=".cg")
-        x = x.to(tl.float64)
-        part = _squares(counts) + (unit & (PARTS - 1))
-        tl.atomic_add(part, tl.sum(x * x), sem="relaxed")
-        tl.atomic_add(part + PARTS, left.to(tl.float64), sem="relaxed")
-
-
-@triton.jit
-def _squares(counts):
-    return (counts + BINS).to(tl.pointer_type(tl.float64))
-
-
-@triton.jit
-def mean_square(counts):
-    """Return the mean square of the counted entries."""
-    part = _squares(counts) + tl.arange(0, PARTS)
-    return tl.sum(tl.load(part)) / tl.sum(tl.load(part + PARTS))
 
 
 @triton.jit

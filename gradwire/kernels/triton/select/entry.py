@@ -1,9 +1,8 @@
-"""topk, above and quantile on CUDA: the launches of `phases`, and their arguments."""
+"""topk and above on CUDA: the launches of `phases`, and their arguments."""
 
 import torch
 from torch import Tensor
 
-from gradwire.kernels.dispatch import constant
 from gradwire.kernels.last_selection import LastSelection
 from gradwire.kernels.select import block_size
 from gradwire.kernels.triton.launch import Launcher
@@ -15,12 +14,10 @@ from gradwire.kernels.triton.workspace import workspace
 _launch_bound = Launcher(store_bound, "work record", num_warps=8)
 # With more registers per thread, not all programs would run at once.
 _launch_prune = Launcher(
-    prune_parts, "work counts scratch scale record", num_warps=PRUNE_WARPS, maxnreg=64
+    prune_parts, "work counts scratch record", num_warps=PRUNE_WARPS, maxnreg=64
 )
 _launch_topk = {
-    warps: Launcher(
-        winners, "work counts scratch_at scale indices values count record", num_warps=warps
-    )
+    warps: Launcher(winners, "work counts scratch_at indices values count record", num_warps=warps)
     for warps in (WARPS, 2 * WARPS)
 }
 
@@ -53,21 +50,6 @@ def above_triton(
 
     The bound is the higher one of the threshold and the bound of the k largest.
     """
-    return _above(u, threshold, capacity, maxima, block, last_selection)
-
-
-def quantile_triton(
-    u: Tensor, scale: float, k: int, maxima: Tensor, block: int, last_selection: LastSelection
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute `quantile` by the launches of `topk`; `find_bound` finds the threshold too."""
-    zero = constant(0, u.device).view(torch.float32)
-    return _above(u, zero, k, maxima, block, last_selection, scale)
-
-
-def _above(
-    u: Tensor, threshold: Tensor, capacity: int, maxima: Tensor | None, block: int,
-    last_selection: LastSelection | None, scale: float | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     room = min(capacity, u.numel())
     indices = torch.empty(capacity, dtype=torch.int32, device=u.device)
     values = torch.empty(capacity, dtype=u.dtype, device=u.device)
@@ -76,7 +58,7 @@ def _above(
         indices[room:].fill_(u.numel())
         values[room:].zero_()
     if room:
-        _select(u, room, maxima, block, threshold, indices, values, count, last_selection, scale)
+        _select(u, room, maxima, block, threshold, indices, values, count, last_selection)
         if last_selection is not None:
             last_selection.remember(indices, values)
     else:
@@ -87,7 +69,6 @@ def _above(
 def _select(
     u: Tensor, k: int, maxima: Tensor | None, block: int, threshold: Tensor | None,
     indices: Tensor, values: Tensor, count: Tensor | None, last_selection: LastSelection | None,
-    scale: float | None = None,
 ) -> None:  # fmt: skip
     device, size = u.device, u.numel()
     counts = None if last_selection is None or maxima is None else last_selection.take_counts()
@@ -104,12 +85,12 @@ def _select(
         if counts is None:
             _launch_bound(1, u, work, ruling, threshold, record, p.n, rank, p.crowd, p.sample)
         _launch_prune(
-            p.items * p.lists, u, work, u, ruling, counts, scratch, threshold, scale, record, size,
-            p.n, rank, p.loose, p.crowd, p.share, p.room, p.spill, p.items * p.lists, p.block,
+            p.items * p.lists, u, work, u, ruling, counts, scratch, threshold, record, size,
+            p.n, rank, p.crowd, p.share, p.room, p.spill, p.items * p.lists, p.block,
             p.rows, p.threads, p.whole, p.copies,
         )  # fmt: skip
     _launch_topk[p.warps](
-        p.items, u, work, u, ruling, counts, scratch, threshold, scale, indices, values, count,
-        record, size, k, p.n, rank, p.loose, p.crowd, p.share, p.room, p.spill, p.wide, p.items,
+        p.items, u, work, u, ruling, counts, scratch, threshold, indices, values, count,
+        record, size, k, p.n, rank, p.crowd, p.share, p.room, p.spill, p.wide, p.items,
         p.lists, p.looks, p.block, p.sample, p.rows, p.threads, p.whole, p.begin, p.copies,
     )  # fmt: skip

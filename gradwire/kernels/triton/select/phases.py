@@ -46,14 +46,14 @@ SCAN = tl.constexpr(4096)
 @triton.jit(do_not_specialize=["n", "rank", "crowd"])
 def store_bound(work, maxima, threshold, record, n, rank, crowd, SAMPLE: tl.constexpr):
     """Store the bound in the header: phase 0 of a large vector."""
-    t, shift = find_bound(maxima, None, n, rank, rank, crowd, threshold, None, record, SAMPLE)
+    t, shift = find_bound(maxima, None, n, rank, crowd, threshold, record, SAMPLE)
     tl.store(work + BOUND, t)
     tl.store(work + SHIFT, shift)
 
 
-@triton.jit(do_not_specialize=["size", "n", "rank", "loose", "crowd", "share", "room", "spill"])
+@triton.jit(do_not_specialize=["size", "n", "rank", "crowd", "share", "room", "spill"])
 def prune_parts(
-    work, u, maxima, counts, scratch, threshold, scale, record, size, n, rank, loose, crowd, share,
+    work, u, maxima, counts, scratch, threshold, record, size, n, rank, crowd, share,
     room, spill,
     PARTS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, THREADS: tl.constexpr,
     WHOLE: tl.constexpr, COPIES: tl.constexpr,
@@ -70,7 +70,7 @@ def prune_parts(
         t = tl.load(work + BOUND)
         shift = tl.load(work + SHIFT)
     else:
-        t, shift = find_bound(None, counts, n, rank, loose, crowd, threshold, scale, record, 0)
+        t, shift = find_bound(None, counts, n, rank, crowd, threshold, record, 0)
         if part == 0:
             tl.store(work + BOUND, t)
             tl.store(work + SHIFT, shift)
@@ -84,14 +84,14 @@ def prune_parts(
 
 @triton.jit
 def _phase_zero(
-    work, u, maxima, counts, scratch, threshold, scale, record, size, n, rank, loose, crowd, share,
+    work, u, maxima, counts, scratch, threshold, record, size, n, rank, crowd, share,
     room, spill, item,
     ITEMS: tl.constexpr, BLOCK: tl.constexpr, SAMPLE: tl.constexpr, ROWS: tl.constexpr,
     THREADS: tl.constexpr, WHOLE: tl.constexpr, COPIES: tl.constexpr,
 ):  # fmt: skip
     """Find the bound and one item's candidates: phase 0 inside `winners`."""
     clear_words(work + DIGITS, CLEARED, item, ITEMS, 512)
-    t, shift = find_bound(maxima, counts, n, rank, loose, crowd, threshold, scale, record, SAMPLE)
+    t, shift = find_bound(maxima, counts, n, rank, crowd, threshold, record, SAMPLE)
     clear_words(work + FINE, 1 << shift, item, ITEMS, 512)
     cap = ITEMS * room + spill
     cand = (scratch + 2 * ITEMS).to(tl.pointer_type(tl.int64))
@@ -106,12 +106,12 @@ def _phase_zero(
 
 @triton.jit(
     do_not_specialize=[
-        "size", "k", "n", "rank", "loose", "crowd", "share", "room", "spill", "wide"
+        "size", "k", "n", "rank", "crowd", "share", "room", "spill", "wide"
     ]
 )  # fmt: skip
 def winners(
-    work, u_at, maxima_at, counts, scratch_at, threshold, scale, indices, values, count, record,
-    size, k, n, rank, loose, crowd, share, room, spill, wide,
+    work, u_at, maxima_at, counts, scratch_at, threshold, indices, values, count, record,
+    size, k, n, rank, crowd, share, room, spill, wide,
     ITEMS: tl.constexpr, LISTS: tl.constexpr, LOOKS: tl.constexpr, BLOCK: tl.constexpr,
     SAMPLE: tl.constexpr, ROWS: tl.constexpr, THREADS: tl.constexpr, WHOLE: tl.constexpr,
     BEGIN: tl.constexpr, COPIES: tl.constexpr,
@@ -138,8 +138,8 @@ def winners(
         last = tl.minimum(first + wide.to(tl.int64) * SCAN, size)
         if phase == 0:
             _phase_zero(
-                w, u, maxima_at + zero, counts, scratch, threshold, scale, record, size + zero,
-                n + zero, rank, loose, crowd, share, room, spill, item, ITEMS, BLOCK, SAMPLE, ROWS,
+                w, u, maxima_at + zero, counts, scratch, threshold, record, size + zero,
+                n + zero, rank, crowd, share, room, spill, item, ITEMS, BLOCK, SAMPLE, ROWS,
                 THREADS, WHOLE, COPIES,
             )  # fmt: skip
         else:

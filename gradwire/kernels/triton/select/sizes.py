@@ -46,8 +46,6 @@ class LaunchSizes:
     """More than `crowd` times the rank means ties, for which room lacks. 0: no bound helps."""
     counted: int
     """The rank if the scan has counted."""
-    loose: int
-    """As `counted`, for a quarter more entries."""
     rows: int
     """The size of a tile of phase 0, in rows of 128."""
     threads: int
@@ -115,7 +113,6 @@ def launch_sizes(size: int, k: int, block: int, processors: int) -> LaunchSizes:
         rank=rank,
         crowd=0 if hopeless else _CROWDS[block],
         counted=_surely(k, units_per_count(size)),
-        loose=_surely(k + k // 4, units_per_count(size)),
         rows=rows,
         threads=32 * warps,
         share=-(-n // (parts * rows * 128)),
