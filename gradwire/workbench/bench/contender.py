@@ -65,11 +65,17 @@ class Contender:
 
     def step(self, task: Task) -> None:
         """Take one training step."""
+        self.wait_for_kernels()
         task.on_step()
         task.forward(self.model).backward()
         if self.name == "barrier":
             dist.all_reduce(torch.zeros(1, dtype=torch.float32, device=task.device))
         task.update()
+
+    def wait_for_kernels(self) -> None:
+        """Let no step run on torch's operations while kernels are being compiled."""
+        if self.wire is not None:
+            self.wire.wait_for_kernels()
 
     @property
     def period(self) -> int:

@@ -39,6 +39,7 @@ class LocalContender(Contender):
         return contender
 
     def step(self, task: Task) -> None:
+        self.wait_for_kernels()
         task.on_step()
         task.forward(self.model).backward()
         task.update(task.muon)
