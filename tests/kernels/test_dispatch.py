@@ -5,9 +5,12 @@ import threading
 import pytest
 import torch
 
+from tests.kernels.triton_device import DEVICE  # isort: skip
+
 from gradwire.kernels import dispatch
 from gradwire.kernels.dispatch import hold_kernels, on_references, one_version, release_kernels
 
+assert DEVICE
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 
 
