@@ -9,7 +9,8 @@ from torch import Tensor
 
 from gradwire.errors import StateError
 from gradwire.integrate.local_steps.flights import Flight
-from gradwire.state.saved.check import check_alike, check_count, check_optimizer, is_list_of
+from gradwire.state.saved.check import check_alike, check_count, is_list_of
+from gradwire.state.saved.check_optimizer import check_optimizer
 
 if TYPE_CHECKING:
     from gradwire.integrate.local_steps import LocalSteps

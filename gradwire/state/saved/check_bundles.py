@@ -18,6 +18,7 @@ from gradwire.state.saved.check import (
     is_list_of,
     is_tensor,
     kind_of,
+    shown,
 )
 from gradwire.types import Slot
 
@@ -94,7 +95,9 @@ def check_strides(strides: Any, slots: Mapping[str, Slot]) -> None:
             isinstance(stride, list) and len(stride) == len(shape) and all(map(is_count, stride))
         )
         if not whole or (slots[name].numel and not is_packed(shape, tuple(stride))):
-            raise StateError(f"the strides of {name!r} cannot be {stride!r:.60} with shape {shape}")
+            raise StateError(
+                f"the strides of {name!r} cannot be {shown(stride)} with shape {shape}"
+            )
 
 
 def _check_memory(title: str, key: str, value: Tensor, size: int) -> None:

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.errors import StateError
+from gradwire.state.saved.check_optimizer import check_optimizer
 from tests.integrate import models
 from tests.state.saved import forge
 
@@ -174,6 +175,22 @@ FORGED = {
     "a moment is a word": (
         _spoil("local", "optimizer", "state", 0, "exp_avg", value="much"),
         "'exp_avg' of the optimiser's parameter 0 must be a tensor, got str",
+    ),
+    "a moment is None": (
+        _spoil("local", "optimizer", "state", 0, "exp_avg_sq", value=None),
+        "'exp_avg_sq' of the optimiser's parameter 0 must be a tensor, got NoneType",
+    ),
+    "a flag that is a tensor": (
+        _spoil("local", "optimizer", "param_groups", 0, "maximize", value=torch.zeros(2, 2)),
+        "'maximize' of the state's optimiser cannot be tensor([[0., 0.], [0., 0.]])",
+    ),
+    "a rate of 1e300": (
+        _spoil("local", "optimizer", "param_groups", 0, "lr", value=1e300),
+        "'lr' of the state's optimiser cannot be 1e+300",
+    ),
+    "a rate that is true": (
+        _spoil("local", "optimizer", "param_groups", 0, "lr", value=True),
+        "'lr' of the state's optimiser cannot be True",
     ),
     "squares below zero": (
         _spoil("local", "optimizer", "state", 0, "exp_avg_sq", value=-torch.ones(7, 31)),
@@ -345,6 +362,28 @@ APART = {
     ),
     "another factor": (_spoil("worth", value=[0.0, 2.0]), "learning rate or flush"),
 }
+
+
+OTHER_MOMENTS = {
+    "centred": (torch.optim.RMSprop, {"centered": True}, "grad_avg", torch.zeros(3)),
+    "nadam": (torch.optim.NAdam, {}, "mu_product", torch.zeros(0)),
+    "adadelta": (torch.optim.Adadelta, {}, "acc_delta", [1, 2]),
+    "adamax": (torch.optim.Adamax, {}, "exp_inf", torch.full((2, 3), -1.0)),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_MOMENTS)
+def test_moments_of_other_optimisers_are_checked(case):
+    kind, settings, key, forged = OTHER_MOMENTS[case]
+    weight = nn.Parameter(torch.zeros(2, 3))
+    optimizer = kind([weight], lr=0.1, **settings)
+    weight.sum().backward()
+    optimizer.step()
+    state = copy.deepcopy(optimizer.state_dict())
+    check_optimizer(state, optimizer)
+    state["state"][0][key] = forged
+    with pytest.raises(StateError, match=f"'{key}' of the optimiser's parameter 0"):
+        check_optimizer(state, optimizer)
 
 
 def loaded_apart(rank, folder):
