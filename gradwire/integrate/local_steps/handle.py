@@ -112,7 +112,8 @@ class LocalSteps(Rounds):
     def memory_use(self) -> dict[str, int]:
         """Return the bytes that this rank holds beside weights and optimiser, by their use.
 
-        The last two are those of an exchange at its peak, and of the largest fragment.
+        The last three are those of an exchange at its peak. What a method needs to choose entries
+        comes on top.
         """
         from gradwire.integrate.local_steps.memory import memory_use
 
