@@ -3,6 +3,7 @@
 import dataclasses
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,11 +12,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwire.accumulate import Bundle
-from gradwire.errors import ConfigError, GradwireError
+from gradwire.errors import ConfigError, ExchangeError, GradwireError, StateError
 from gradwire.integrate.handshake import compare_settings, handshake
 from gradwire.integrate.local_steps.flights import Background, Flight
 from gradwire.integrate.local_steps.fragments import cut_model
 from gradwire.integrate.local_steps.parts import Parts
+from gradwire.integrate.local_steps.vectors import HostVectors, Vectors
 from gradwire.integrate.loop import slots_of
 from gradwire.ranks.distributed import DistributedGroup
 from gradwire.ranks.group import Group, uncounted
@@ -77,20 +79,30 @@ class Joined(State):
             )
         self.fragment_of = cut_model(sizes, self.fragments)
         """The fragment of each parameter."""
-        here = parts.read()
-        self.reference = {
-            n: torch.empty(p.shape, dtype=torch.float32, device=p.device) for n, p in here.items()
-        }
-        """x by name, in fp32."""
-        self.velocity: dict[str, Tensor] = {}
-        """m by name; empty without outer momentum."""
-        if self.outer_momentum:
-            self.velocity = {name: torch.zeros_like(x) for name, x in self.reference.items()}
+        self._make_vectors(arguments.offload)
         self._join_ranks(group)
         for name, part in parts.read().items():
-            self.reference[name].copy_(part)
+            self.reference.put(name, part)
         if self.config.watch:
             self.watch = SharedWatch(self.model, self.config.watch)
+
+    def _make_vectors(self, offload: bool) -> None:
+        """Make x and m, on the device or in the host's memory."""
+        device, here = self.parts.device, self.parts.read()
+        if offload and device.type not in ("cpu", "cuda"):
+            raise ConfigError(f"offload=True needs CUDA or a CPU, and the weights are on {device}")
+        make = partial(HostVectors, device=device) if offload else partial(Vectors, device=device)
+        shapes = {name: part.shape for name, part in here.items()}
+        self.offload = offload
+        self.reference: Vectors = make(shapes)
+        """x by name, in fp32."""
+        self.velocity: Vectors = make(shapes if self.outer_momentum else {})
+        """m by name; empty without outer momentum."""
+
+    @property
+    def vectors(self) -> tuple[Vectors, Vectors]:
+        """x and m."""
+        return self.reference, self.velocity
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -173,3 +185,33 @@ class Joined(State):
     def names_of(self, fragment: int) -> list[str]:
         """Return the parameters of one fragment, in the model's order."""
         return [name for name, number in self.fragment_of.items() if number == fragment]
+
+    # --- the background ---------------------------------------------------------------------------
+
+    def _wait(self, flight: Flight) -> None:
+        """Wait for the end of an exchange; an interrupt ends it on all ranks."""
+        try:
+            self.engine.wait(flight)
+        except Exception:
+            raise
+        except BaseException as error:  # Ctrl-C
+            self.engine.broken = ExchangeError(f"rank {self.group.rank} has stopped")
+            self.group.give_up(type(error).__name__)
+            self.parts.give_up()
+            raise
+
+    def wait_for_background(self) -> None:
+        """Wait until no exchange runs; updates that have arrived stay on their way."""
+        for flight in self.flights:
+            self._wait(flight)
+
+    def _raise_broken(self) -> None:
+        if self.engine.broken is not None:
+            raise self.engine.broken
+
+    def refuse_shared(self, what: str) -> None:
+        """Raise StateError inside `shared`, where the model does not hold the own weights."""
+        if self.is_shared:
+            raise StateError(
+                f"{what} inside shared(): the model holds the shared weights; leave it"
+            )

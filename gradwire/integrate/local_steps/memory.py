@@ -10,6 +10,7 @@ from gradwire.exchange import EXCHANGES
 if TYPE_CHECKING:
     from gradwire.integrate.local_steps.handle import LocalSteps
 
+_HOST = "in host memory"
 _ALWAYS = ("x", "outer momentum", "residual", "owned part")
 _CHOSEN, _DELIVERED, _UNPACKED = 12, 8, 8
 """Bytes of an entry that is sent: while its bundle is exchanged (index, value, rounded value), from
@@ -21,9 +22,10 @@ _OWNED = 5
 def memory_use(local: "LocalSteps") -> dict[str, int]:
     """Return the bytes by their use.
 
-    The residual counts with what its bundles keep beside it. The last three are of an exchange,
-    which holds the differences of one bundle, whose memory the update takes, and the entries of
-    all ranks. With overlap those of a fragment are there until it lands, and its weights too.
+    All but the first are on the weights' device. The residual counts with what its bundles keep
+    beside it. The last four are of an exchange, which holds the differences of one bundle, whose
+    memory the update takes, and the entries of all ranks. With overlap those of a fragment are
+    there until it lands, and its weights too. With offload two bundles' x and momentum are there.
     """
     bundles = local.bundles
     fragments = [local.bundles_of(number) for number in range(local.fragments)]
@@ -36,16 +38,20 @@ def memory_use(local: "LocalSteps") -> dict[str, int]:
     if local.overlap:
         entries += _DELIVERED * max(_sent(local, fragment) for fragment in fragments)
     owned = EXCHANGES[local.config.exchange].owns_parts
+    x, momentum = (sum(4 * v.numel() for v in some.values()) for some in local.vectors)
     size = sum(bundle.size for bundle in bundles)
+    largest_size = max((bundle.size for bundle in bundles), default=0)
     differences = [4 * sum(bundle.size for bundle in some) for some in at_once]
     return {
-        "x": sum(4 * x.numel() for x in local.reference.values()),
-        "outer momentum": sum(4 * m.numel() for m in local.velocity.values()),
+        _HOST: x + momentum if local.offload else 0,
+        "x": 0 if local.offload else x,
+        "outer momentum": 0 if local.offload else momentum,
         "residual": local.memory_bytes,
         "owned part": _OWNED * size // local.group.size if owned else 0,
         "difference and update": max(differences, default=0),
         "weights at the difference": max(kept),
         "entries that are sent": entries,
+        "x and momentum on their way": 16 * largest_size if local.offload else 0,
     }
 
 
@@ -59,5 +65,6 @@ def describe_memory(local: "LocalSteps") -> str:
     entries = max(1, sum(part.numel() for part in local.parts.read().values()))
     use = {name: count / entries for name, count in memory_use(local).items()}
     always = ", ".join(f"{name} {use[name]:.3g}" for name in _ALWAYS if use[name])
-    more = sum(use.values()) - sum(use[name] for name in _ALWAYS)
-    return f"bytes per parameter: {always}; {more:.3g} more in an exchange"
+    more = sum(count for name, count in use.items() if name not in (_HOST, *_ALWAYS))
+    host = f"; {use[_HOST]:.3g} in host memory" if use[_HOST] else ""
+    return f"bytes per parameter: {always}; {more:.3g} more in an exchange{host}"

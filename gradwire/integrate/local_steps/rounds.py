@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from gradwire.accumulate import Bundle
-from gradwire.errors import ExchangeError, GradwireError, StateError
+from gradwire.errors import GradwireError
 from gradwire.integrate.local_steps.flights import Flight
 from gradwire.integrate.local_steps.fragments import is_turn
 from gradwire.integrate.local_steps.joined import Joined, SharedWatch
-from gradwire.kernels.scan import usable
+from gradwire.kernels.scan import LARGEST_U
 from gradwire.ranks.distributed import DistributedGroup
 from gradwire.ranks.group import uncounted
 
@@ -36,6 +36,7 @@ class Rounds(Joined):
         for number in range(self.fragments):
             if is_turn(number, self.fragments, self.every, self.inner_steps):
                 self._end_round(number, self.overlap)
+        self._prefetch_for(self.inner_steps + 1)
 
     def exchange(self) -> None:
         """Exchange now; afterwards all ranks have the same weights, unless `keep_unsent` is set.
@@ -78,21 +79,18 @@ class Rounds(Joined):
         for bundle in bundles:
             bundle.settle(skipped)
 
-    def _note_finite(self, bundles: Sequence[Bundle], values: Mapping[str, Tensor] | None) -> None:
-        """Let all bundles skip the round if one of them would, on all ranks of the island.
+    def _note_finite(self, bundles: Sequence[Bundle]) -> None:
+        """Let all bundles skip the round if a weight is not finite, on all ranks of the island.
 
         The bundles of other ranks then skip it too. Else some parameters would move alone.
-        values: the differences, if they were taken already.
         """
         if not self.parts.axes and len(bundles) < 2:
             return
         failed = torch.zeros((), dtype=torch.bool, device=self.device)
         for bundle in bundles:
             for slot in bundle.slots:
-                value = self._difference(slot.name) if values is None else values[slot.name]
-                kept = bundle.u[slot.offset : slot.offset + slot.numel]
-                for part, old in stretches(value.view(-1), kept):
-                    failed = failed | ~usable(old + part, old).all()
+                for (part,) in stretches(self.parts.held(slot.name).reshape(-1)):
+                    failed = failed | ~(part.float().abs() <= LARGEST_U / 2).all()
         failed = self.parts.any_failed(failed)
         for bundle in bundles:
             bundle.note_finite(~failed)
@@ -101,7 +99,7 @@ class Rounds(Joined):
         """Return how far a parameter has moved since its round began, fp32 and contiguous."""
         weight = self.parts.held(name)
         start = self._start_weight(name, weight).float()
-        if start is self.reference[name]:
+        if start is self.reference.fetch(name):
             start = start.clone()
         return start.sub_(weight.float()).contiguous()
 
@@ -141,20 +139,25 @@ class Rounds(Joined):
         """
         names = self.names_of(number)
         bundles = self.bundles_of(number)
-        self._note_finite(bundles, None)
+        self._note_finite(bundles)
         self._begin_exchange(names, self.inner_steps, flushes)
         ends: dict[str, Tensor] = {}
         any_skipped = torch.zeros((), dtype=torch.bool, device=self.device)
         try:
-            for bundle in bundles:
+            for bundle, following in zip(bundles, [*bundles[1:], None], strict=True):
                 values = {slot.name: self._difference(slot.name) for slot in bundle.slots}
+                # These copies run beside the exchange.
+                self._prefetch(bundle, with_momentum=True)
+                self._prefetch(following, with_momentum=False)
                 self._average_bundle(bundle, values)
-                skipped = self.status.last_was_skipped((bundle.pending and [bundle.pending]) or [])
+                assert bundle.pending is not None, "it was averaged just now"
+                skipped = self.status.last_was_skipped([bundle.pending])
                 bundle.settle(skipped)
                 any_skipped = any_skipped | skipped
                 for name in list(values):
                     self._outer_step(name, values.pop(name), skipped)
                     ends[name] = self._start_weight(name, self.parts.held(name))
+                    self._store(name)
                     if not self.parts.puts_together:
                         self.parts.put(ends)
                         ends = {}
@@ -173,16 +176,14 @@ class Rounds(Joined):
 
     def _take_off(self, number: int, overlap: int, flushes: bool) -> None:
         """Take the difference of a fragment, and begin its exchange; it lands `overlap` later."""
-        names = self.names_of(number)
-        flight = Flight(
-            number,
-            self.inner_steps,
-            self.inner_steps + overlap,
-            flushes,
-            {name: self._difference(name) for name in names},
-            {name: self.parts.held(name).clone() for name in names},
-        )
-        self._note_finite(self.bundles_of(number), flight.values)
+        following = self._following(number)
+        flight = Flight(number, self.inner_steps, self.inner_steps + overlap, flushes, {})
+        for name in self.names_of(number):
+            self._prefetch(following.get(name), with_momentum=False)
+            flight.values[name] = self._difference(name)
+            flight.taken[name] = self.parts.held(name).clone()
+            self.reference.drop([name])
+        self._note_finite(self.bundles_of(number))
         self.flights.append(flight)
         # Virtual workers take turns in their exchanges, which a thread would break.
         if isinstance(self.group, DistributedGroup):
@@ -227,9 +228,12 @@ class Rounds(Joined):
             skipped = ~flight.ok
             now = self.parts.read(flight.values)
             ends: dict[str, Tensor] = {}
+            following = self._following(flight.number)
             for name, weight in now.items():
+                self._prefetch(following.get(name), with_momentum=True)
                 self._outer_step(name, flight.values.pop(name), skipped)
                 ends[name] = start = self._start_weight(name, weight)
+                self._store(name)
                 moved = start.float() + (weight.float() - flight.taken.pop(name).float())
                 ends[name] = torch.where(skipped, start, moved.to(start.dtype))
                 if not self.parts.puts_together:
@@ -242,7 +246,7 @@ class Rounds(Joined):
 
     def _start_weight(self, name: str, weight: Tensor) -> Tensor:
         """Return the weight with which a round begins, in the dtype of `weight`."""
-        start = self.reference[name]
+        start = self.reference.fetch(name)
         if self.keep_unsent and start.numel():
             bundle, slot = self.home(name)
             start = start - bundle.view(bundle.u, slot)
@@ -253,42 +257,47 @@ class Rounds(Joined):
         # A skipped bundle is NaN.
         update.masked_fill_(skipped, 0)
         if self.velocity:
-            velocity = self.velocity[name]
+            velocity = self.velocity.fetch(name)
             momentum = torch.full_like(skipped, self.outer_momentum, dtype=torch.float32)
             velocity.mul_(torch.where(skipped, 1, momentum)).add_(update)
             for part, speed in stretches(update.view(-1), velocity.view(-1)):
                 part.add_(speed * torch.where(skipped, 0, momentum))
-        self.reference[name].sub_(update, alpha=self.outer_lr)
+        self.reference.fetch(name).sub_(update, alpha=self.outer_lr)
 
-    def _wait(self, flight: Flight) -> None:
-        """Wait for the end of an exchange; an interrupt ends it on all ranks."""
-        try:
-            self.engine.wait(flight)
-        except Exception:
-            raise
-        except BaseException as error:  # Ctrl-C
-            self.engine.broken = ExchangeError(f"rank {self.group.rank} has stopped")
-            self.group.give_up(type(error).__name__)
-            self.parts.give_up()
-            raise
+    def _store(self, name: str) -> None:
+        """Keep x and m of a parameter, which the outer step has changed."""
+        self.reference.store(name)
+        if self.velocity:
+            self.velocity.store(name)
 
-    def wait_for_background(self) -> None:
-        """Wait until no exchange runs; updates that have arrived stay on their way."""
+    def _prefetch(self, bundle: Bundle | None, with_momentum: bool) -> None:
+        """Begin to copy x of a bundle to the device if they were offloaded, and m perhaps."""
+        names = _names_in(bundle)
+        self.reference.prefetch(names)
+        if with_momentum and self.velocity:
+            self.velocity.prefetch(names)
+
+    def _following(self, number: int) -> dict[str, Bundle]:
+        """Return by the first parameter of each bundle of a fragment the bundle after it."""
+        bundles = self.bundles_of(number)
+        firsts = [bundle.slots[0].name for bundle in bundles]
+        return dict(zip(firsts, bundles[1:], strict=False))
+
+    def _prefetch_for(self, step: int) -> None:
+        """Begin to copy what is needed first at this inner step: one bundle, to save memory."""
         for flight in self.flights:
-            self._wait(flight)
-
-    def _raise_broken(self) -> None:
-        if self.engine.broken is not None:
-            raise self.engine.broken
-
-    def refuse_shared(self, what: str) -> None:
-        """Raise StateError inside `shared`, where the model does not hold the own weights."""
-        if self.is_shared:
-            raise StateError(
-                f"{what} inside shared(): the model holds the shared weights; leave it"
-            )
+            if flight.due == step:
+                self._prefetch(next(iter(self.bundles_of(flight.number)), None), with_momentum=True)
+        for number in range(self.fragments):
+            if is_turn(number, self.fragments, self.every, step):
+                first = next(iter(self.bundles_of(number)), None)
+                self._prefetch(first, with_momentum=False)
 
 
 def stretches(*flat: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yield stretches of flat tensors, so that no intermediate is as large as a parameter."""
     yield from zip(*(tensor.split(STRETCH) for tensor in flat), strict=True)
+
+
+def _names_in(bundle: Bundle | None) -> list[str]:
+    return [] if bundle is None else [slot.name for slot in bundle.slots]
