@@ -1,6 +1,7 @@
 """Islands: FSDP2 or DDP inside, local steps between; each rank exchanges its part of the model."""
 
 import runpy
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -377,3 +378,16 @@ def example(rank):
 def test_the_example_runs(ranks):
     """Two ranks in each of two islands: twice the factor of four ranks that gather from each."""
     assert min(ranks.run(4, example)) > 60
+
+
+def two_sites(rank):
+    script = runpy.run_path("examples/two_sites.py")
+    script["train"].__globals__["connect"] = lambda sites, device: (2, 2)
+    words = {"text": Path(script["__file__"]), "recipe": "muon", "overlap": 2, "sites": 2}
+    sizes = {"steps": 11, "say": 10, "batch": 2, "width": 32, "depth": 1}
+    return script["train"](Namespace(**words, **sizes))
+
+
+def test_the_example_of_two_sites_has_ddp_inside(ranks, capfd):
+    losses = ranks.run(4, two_sites)
+    assert all(1 < loss < 7 for loss in losses)
