@@ -368,11 +368,11 @@ def test_tied_and_frozen_parameters(ranks):
     assert all(whole == got[0][1] for _, whole in got)
 
 
-EXAMPLE = str(Path(__file__).parents[2] / "examples" / "islands.py")
+EXAMPLE = Path(__file__).parents[2] / "examples" / "islands.py"
 
 
 def example(rank):
-    return runpy.run_path(EXAMPLE)["train"](steps=10)
+    return runpy.run_path(str(EXAMPLE))["train"](steps=10)
 
 
 def test_the_example_runs(ranks):
@@ -381,9 +381,9 @@ def test_the_example_runs(ranks):
 
 
 def two_sites(rank):
-    script = runpy.run_path("examples/two_sites.py")
+    script = runpy.run_path(str(EXAMPLE.with_name("two_sites.py")))
     script["train"].__globals__["connect"] = lambda sites, device: (2, 2)
-    words = {"text": Path(script["__file__"]), "recipe": "muon", "overlap": 2, "sites": 2}
+    words = {"text": EXAMPLE, "recipe": "muon", "overlap": 2, "sites": 2}
     sizes = {"steps": 11, "say": 10, "batch": 2, "width": 32, "depth": 1}
     return script["train"](Namespace(**words, **sizes))
 
