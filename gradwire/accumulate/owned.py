@@ -48,4 +48,5 @@ def owned_places(memory: Memory, size: int, slots: Sequence[Slot], device: torch
     places = torch.zeros(size, dtype=torch.bool, device=device)
     for slot in slots:
         places[slot.offset : slot.offset + slot.numel] = True
-    return by_part(places, memory.ranks)[memory.rank]
+    # A view would keep the other parts too.
+    return by_part(places, memory.ranks)[memory.rank].clone()

@@ -471,3 +471,24 @@ def test_a_round_that_fails_leaves_the_weights():
     with pytest.raises(DriftError):
         run(lambda w: w.local.exchange())
     assert all(torch.equal(w.flat, flat) for w, flat in zip(workers, before, strict=True))
+
+
+def test_after_an_exchange_that_broke_off_nothing_goes_on():
+    """Some bundles may have landed and others not, so ranks may differ."""
+    workers, run = crew(1, every=2, bundle_mb=0.001)
+    (local,) = (w.local for w in workers)
+    assert len(local.bundles) > 1
+    begun, real = [], local.replace
+
+    def fail(bundle, pieces):
+        begun.append(bundle)
+        if len(begun) == 2:
+            raise ExchangeError("rank 1 is gone")
+        real(bundle, pieces)
+
+    local.replace = fail
+    with pytest.raises(ExchangeError, match="rank 1 is gone"):
+        run(lambda w: w.train(2))
+    local.replace = real
+    with pytest.raises(ExchangeError, match="rank 1 is gone"):
+        run(lambda w: w.local.step())

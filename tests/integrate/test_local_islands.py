@@ -1,6 +1,7 @@
 """Islands: FSDP2 or DDP inside, local steps between; each rank exchanges its part of the model."""
 
 import runpy
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -367,13 +368,26 @@ def test_tied_and_frozen_parameters(ranks):
     assert all(whole == got[0][1] for _, whole in got)
 
 
-EXAMPLE = str(Path(__file__).parents[2] / "examples" / "islands.py")
+EXAMPLE = Path(__file__).parents[2] / "examples" / "islands.py"
 
 
 def example(rank):
-    return runpy.run_path(EXAMPLE)["train"](steps=10)
+    return runpy.run_path(str(EXAMPLE))["train"](steps=10)
 
 
 def test_the_example_runs(ranks):
     """Two ranks in each of two islands: twice the factor of four ranks that gather from each."""
     assert min(ranks.run(4, example)) > 60
+
+
+def two_sites(rank):
+    script = runpy.run_path(str(EXAMPLE.with_name("two_sites.py")))
+    script["train"].__globals__["connect"] = lambda sites, device: (2, 2)
+    words = {"text": EXAMPLE, "recipe": "muon", "overlap": 2, "sites": 2}
+    sizes = {"steps": 11, "say": 10, "batch": 2, "width": 32, "depth": 1}
+    return script["train"](Namespace(**words, **sizes))
+
+
+def test_the_example_of_two_sites_has_ddp_inside(ranks, capfd):
+    losses = ranks.run(4, two_sites)
+    assert all(1 < loss < 7 for loss in losses)

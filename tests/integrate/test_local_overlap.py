@@ -97,15 +97,15 @@ def test_nothing_is_lost(fields):
         seen = {}
 
         def last(w, seen=seen):
-            take = w.local._take
+            take = w.local._end_round
 
             def spy(number, overlap):
                 seen[w.rank] = part(w.local.weights).clone()
                 take(number, overlap)
 
-            w.local._take = spy
+            w.local._end_round = spy
             w.train(1)
-            w.local._take = take
+            w.local._end_round = take
 
         run(last)
         moved = sum((x - w).double() for w in seen.values())

@@ -41,6 +41,7 @@ def local_steps(
     keep_unsent: bool | None = None,
     overlap: int | None = None,
     fragments: int | None = None,
+    offload: bool | None = None,
     group: dist.ProcessGroup | Group | None = None,
     replicate_group: Any = None,
     config: Config | None = None,
@@ -71,6 +72,8 @@ def local_steps(
     parameter and a copy of the weights; both are of one fragment, if there are several.
     fragments: parts of the model that take turns, so that the link is used evenly. Each part is
     exchanged every `every` steps.
+    offload: keep the shared weights and the outer momentum in the host's memory, pinned beside
+    CUDA. They are copied beside training and exchanges, a bundle at a time. The bits are the same.
     group: the ranks, as a process group or a virtual worker's group.
     replicate_group: this rank's counterparts in other islands, for a model that `fully_shard` or
     DistributedDataParallel trains inside an island:
@@ -103,6 +106,7 @@ def local_steps(
         "keep_unsent": keep_unsent,
         "overlap": overlap,
         "fragments": fragments,
+        "offload": offload,
     }
     given = {name: value for name, value in named.items() if value is not None} | fields
     arguments = read_arguments(config, given)

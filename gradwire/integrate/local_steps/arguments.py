@@ -26,6 +26,7 @@ class Arguments:
     rule: the outer learning rate and the outer momentum.
     overlap: inner steps that an exchange has before its update lands; 0 waits for it.
     fragments: parts of the model that take turns.
+    offload: keep x and outer momentum in the host's memory.
     """
 
     every: int
@@ -35,6 +36,7 @@ class Arguments:
     recipe: str = ""
     overlap: int = 0
     fragments: int = 1
+    offload: bool = False
 
     def __str__(self) -> str:
         lr, momentum = self.rule
@@ -48,6 +50,8 @@ class Arguments:
             words += f", overlap={self.overlap}"
         if self.fragments > 1:
             words += f", fragments={self.fragments}"
+        if self.offload:
+            words += ", offload=True"
         return f"recipe {self.recipe!r} stands for {words}"
 
 
@@ -79,9 +83,11 @@ def _resolve(
     overlap, fragments = _read_turns(fields, every)
     rule = _read_rule(fields, given)
     keep_unsent = bool(fields.pop("keep_unsent", False))
-    recipe = fields.pop("recipe", "")
+    recipe, offload = fields.pop("recipe", ""), fields.pop("offload", False)
+    if not isinstance(offload, bool):
+        raise ConfigError(f"offload must be True or False, got {offload!r}")
     config = configure(config, fields)
-    return Arguments(every, rule, keep_unsent, config, recipe, overlap, fragments)
+    return Arguments(every, rule, keep_unsent, config, recipe, overlap, fragments, offload)
 
 
 def _read_turns(fields: dict[str, Any], every: int) -> tuple[int, int]:

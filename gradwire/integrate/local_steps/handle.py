@@ -48,6 +48,9 @@ class LocalSteps(Rounds):
     With `fragments` each part of the model has rounds of its own, `every` steps long, which end one
     after the other. `steps` then counts the exchanges of all parts.
 
+    With `offload` x and m are in the host's memory, and on the device for as long as an exchange
+    needs them, bundle by bundle. The bits are the same.
+
     In islands a rank holds x, m and residual of its part of the model alone, and a rank above is
     an island. The parts of an island skip a round together.
 
@@ -66,7 +69,8 @@ class LocalSteps(Rounds):
 
         In an island they are whole with DDP, and DTensors with FSDP2; all its ranks call it.
         """
-        return self.parts.join({name: x.clone() for name, x in self.reference.items()})
+        copies = {name: x.to(self.device, copy=True) for name, x in self.reference.items()}
+        return self.parts.join(copies)
 
     def shared(self) -> AbstractContextManager[None]:
         """Put x into the model while the block runs, to evaluate or export it.
@@ -103,16 +107,16 @@ class LocalSteps(Rounds):
     def residual(self, name: str) -> Tensor:
         """Return a copy of this rank's residual of its part of one parameter, fp32."""
         self.wait_for_background()
-        part = self.reference.get(name)
-        if part is not None and not part.numel():
+        if name in self.reference and not self.parts.held(name).numel():
             # An empty part is in no bundle.
-            return torch.zeros_like(part)
+            return torch.zeros_like(self.parts.held(name), dtype=torch.float32)
         return super().residual(name)
 
     def memory_use(self) -> dict[str, int]:
         """Return the bytes that this rank holds beside weights and optimiser, by their use.
 
-        The last two are those of an exchange at its peak, and of the largest fragment.
+        All but the first are of the weights' device, and the last four of an exchange at its peak.
+        What a method needs to choose entries comes on top.
         """
         from gradwire.integrate.local_steps.memory import memory_use
 

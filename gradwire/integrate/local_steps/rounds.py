@@ -1,175 +1,27 @@
-"""Rounds: the set-up of local steps, and the way of a difference to the update that lands."""
+"""Rounds: the way of a difference of weights through an exchange to the update that lands."""
 
-import dataclasses
-import weakref
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.optim import Optimizer
 
 from gradwire.accumulate import Bundle
-from gradwire.errors import ConfigError, ExchangeError, GradwireError, StateError
-from gradwire.integrate.handshake import compare_settings, handshake
-from gradwire.integrate.local_steps.flights import Background, Flight
-from gradwire.integrate.local_steps.fragments import cut_model, is_turn
-from gradwire.integrate.local_steps.parts import Parts
-from gradwire.integrate.loop import slots_of
-from gradwire.kernels.scan import usable
+from gradwire.errors import GradwireError
+from gradwire.integrate.local_steps.flights import Flight
+from gradwire.integrate.local_steps.fragments import is_turn
+from gradwire.integrate.local_steps.joined import Joined, SharedWatch
+from gradwire.kernels.scan import LARGEST_U
 from gradwire.ranks.distributed import DistributedGroup
-from gradwire.ranks.group import Group, uncounted
-from gradwire.state.drift import Watch
-from gradwire.state.state import State
-from gradwire.types import Slot
+from gradwire.ranks.group import uncounted
 
-if TYPE_CHECKING:
-    from gradwire.integrate.local_steps.arguments import Arguments
-
-Ranks = dist.ProcessGroup | Group | None
+STRETCH = 1 << 22
+"""Entries of a parameter that are worked on at once."""
 
 
-class SharedWatch(Watch):
-    """A drift watch that compares x, because only x is equal on all ranks."""
-
-    shared: Mapping[str, Tensor]
-    """x of the parameters to compare."""
-
-    def _watched(self) -> dict[str, Tensor]:
-        frozen = {n: p for n, p in super()._watched().items() if not p.requires_grad}
-        plain = {n: p for n, p in frozen.items() if not hasattr(p, "placements")}
-        return {**plain, **self.shared}
-
-
-class Rounds(State):
+class Rounds(Joined):
     """The rounds of `LocalSteps`, whose docstring has the rule."""
 
-    engine: Background
-    averaged = ("residual", "velocity", "weights", "departures")
-
-    def __init__(
-        self,
-        parts: Parts,
-        optimizers: Sequence[Optimizer],
-        arguments: "Arguments",
-        *,
-        group: Ranks = None,
-    ) -> None:
-        super().__init__(arguments.config, model=parts.model)
-        self.every, self.keep_unsent = arguments.every, arguments.keep_unsent
-        self.overlap, self.fragments = arguments.overlap, arguments.fragments
-        self.outer_lr, self.outer_momentum = arguments.rule
-        self.parts, self.model, self.optimizers = parts, parts.model, list(optimizers)
-        self.sharded = bool(parts.axes)
-        self.inner_steps = 0
-        """Inner steps so far; `steps` counts the exchanges."""
-        self.is_shared = False
-        """True inside `shared`: the model holds x, not this rank's weights."""
-        self.flights: list[Flight] = []
-        """Exchanges whose updates have not landed yet, in the order in which they were taken."""
-        self.unflushed: set[int] = set()
-        """Fragments that have not been exchanged since `flush`."""
-        sizes = parts.sizes()
-        if self.fragments > len(sizes):
-            parts.leave()
-            raise ConfigError(
-                f"fragments={self.fragments}, and the model has {len(sizes)} parameters: use fewer"
-            )
-        self.fragment_of = cut_model(sizes, self.fragments)
-        """The fragment of each parameter."""
-        here = parts.read()
-        self.reference = {n: torch.empty_like(p, dtype=torch.float32) for n, p in here.items()}
-        """x by name, in fp32."""
-        self.velocity: dict[str, Tensor] = {}
-        """m by name; empty without outer momentum."""
-        if self.outer_momentum:
-            self.velocity = {name: torch.zeros_like(x) for name, x in self.reference.items()}
-        self._join_ranks(group)
-        for name, part in parts.read().items():
-            self.reference[name].copy_(part)
-        if self.config.watch:
-            self.watch = SharedWatch(self.model, self.config.watch)
-
-    @property
-    def weights(self) -> dict[str, Tensor]:
-        """The model's parameters by name."""
-        return self.parts.parameters
-
-    @torch.no_grad()
-    def _join_ranks(self, group: Ranks) -> None:
-        """Compare settings with the other ranks, and take over rank 0's weights.
-
-        This is a collective call.
-        """
-        self.engine = Background(self.parts.device)
-        slots, settings = self._slots(), self._settings()
-        error: GradwireError | None = None
-        try:
-            if group is None or isinstance(group, dist.ProcessGroup):
-                group = handshake(group, self.config, slots, self.parts.device, settings)
-            if not any(slot.numel for slot in slots):
-                raise ConfigError(
-                    f"rank {self.parts.place} of an island of {self.parts.places} holds no entry "
-                    f"of the model: use fewer"
-                )
-            self.engine.group = group
-            self.open(slots, self.parts.device, group)
-        except GradwireError as failure:
-            error = failure
-        try:
-            self.parts.raise_together(error)
-            for axis in self.parts.axes:
-                names = [slot.name for slot in slots]
-                with uncounted(axis):
-                    compare_settings(axis, self.config.asdict() | settings | {"parameters": names})
-                weakref.finalize(self, axis.leave, None).atexit = False
-        except GradwireError:
-            self.parts.leave()
-            if isinstance(group, DistributedGroup):
-                group.leave(None)
-            raise
-        assert isinstance(group, Group)
-        with uncounted(group):
-            self.parts.spread(group)
-
-    def _slots(self) -> list[Slot]:
-        # Differences of weights are fp32 for every dtype of weights.
-        like = {
-            name: torch.empty(p.shape, dtype=torch.float32, device="meta")
-            for name, p in self.parts.read().items()
-        }
-        # Bundles never span two units: fragments, and parameters that several ranks hold whole.
-        return [
-            dataclasses.replace(
-                slot, unit=2 * self.fragment_of[slot.name] + (slot.name not in self.parts.whole)
-            )
-            for slot in slots_of(like)
-        ]
-
-    def _settings(self) -> dict[str, object]:
-        """Return the settings beside the Config that all ranks must have alike."""
-        return {
-            "every": self.every,
-            "outer": [self.outer_lr, self.outer_momentum],
-            "keep_unsent": self.keep_unsent,
-            "overlap": self.overlap,
-            "fragments": self.fragments,
-            "island": [self.parts.kind, self.parts.places],
-        }
-
-    def rebundle(self, bundles: Sequence[Sequence[Slot]]) -> None:
-        """Make the bundles, without the parameters that this rank has no entry of."""
-        filled = [[slot for slot in slots if slot.numel] for slots in bundles]
-        # Those that several ranks hold come first, so that their bundles have the same numbers.
-        filled.sort(key=lambda slots: slots[0].unit % 2 if slots else 0)
-        super().rebundle([slots for slots in filled if slots])
-
-    def bundles_of(self, fragment: int) -> list[Bundle]:
-        """Return the bundles of one fragment."""
-        return [bundle for bundle in self.bundles if bundle.slots[0].unit // 2 == fragment]
-
-    # --- a round --------------------------------------------------------------------------------
+    # --- when ----------------------------------------------------------------------------------
 
     def step(self) -> None:
         """Count an inner step, and exchange at every `every`-th.
@@ -183,7 +35,8 @@ class Rounds(State):
         self._land([flight for flight in self.flights if flight.due <= self.inner_steps])
         for number in range(self.fragments):
             if is_turn(number, self.fragments, self.every, self.inner_steps):
-                self._take(number, self.overlap)
+                self._end_round(number, self.overlap)
+        self._prefetch_for(self.inner_steps + 1)
 
     def exchange(self) -> None:
         """Exchange now; afterwards all ranks have the same weights, unless `keep_unsent` is set.
@@ -194,37 +47,24 @@ class Rounds(State):
         self._raise_broken()
         self._land(self.flights)
         for number in range(self.fragments):
-            self._take(number, 0)
+            self._end_round(number, 0)
 
     @torch.no_grad()
-    def _take(self, number: int, overlap: int) -> None:
-        """Take the difference of a fragment, and begin its exchange; it lands `overlap` later."""
+    def _end_round(self, number: int, overlap: int) -> None:
+        """Exchange the difference of a fragment, now or beside the next `overlap` steps."""
         # Not `steps`, which the background counts.
         self.parts.agree("local_steps", inner_steps=self.inner_steps)
         self._settle_old()
-        names = [name for name, fragment in self.fragment_of.items() if fragment == number]
-        now = self.parts.read(names)
-        values = {n: self._start_weight(n, w).float() - w.float() for n, w in now.items()}
-        flight = Flight(
-            number, self.inner_steps, self.inner_steps + overlap, number in self.unflushed, values
-        )
+        flushes = number in self.unflushed
         self.unflushed.discard(number)
         if overlap:
-            flight.taken = {n: w.clone() for n, w in now.items()}
-        self._note_finite(flight)
-        self.flights.append(flight)
-        # Virtual workers take turns in their exchanges, which a thread would break.
-        if overlap and isinstance(self.group, DistributedGroup):
-            self.engine.send(flight, self._exchange)
+            self._take_off(number, overlap, flushes)
             return
         try:
-            self._exchange(flight)
-            flight.arrived()
-        except BaseException:
-            self.flights.remove(flight)
+            self._exchange_now(number, flushes)
+        except GradwireError:
+            self.parts.give_up()
             raise
-        if not overlap:
-            self._land([flight])
 
     def _settle_old(self) -> None:
         """Settle what a checkpoint of an older release left open."""
@@ -239,22 +79,122 @@ class Rounds(State):
         for bundle in bundles:
             bundle.settle(skipped)
 
-    def _note_finite(self, flight: Flight) -> None:
-        """Let all bundles skip the round if one of them would, on all ranks of the island.
+    def _note_finite(self, bundles: Sequence[Bundle]) -> None:
+        """Let all bundles skip the round if a weight is not finite, on all ranks of the island.
 
         The bundles of other ranks then skip it too. Else some parameters would move alone.
         """
-        bundles = self.bundles_of(flight.number)
         if not self.parts.axes and len(bundles) < 2:
             return
         failed = torch.zeros((), dtype=torch.bool, device=self.device)
         for bundle in bundles:
             for slot in bundle.slots:
-                kept = bundle.view(bundle.u, slot)
-                failed = failed | ~usable(kept + flight.values[slot.name], kept).all()
+                for (part,) in stretches(self.parts.held(slot.name).reshape(-1)):
+                    failed = failed | ~(part.float().abs() <= LARGEST_U / 2).all()
         failed = self.parts.any_failed(failed)
         for bundle in bundles:
             bundle.note_finite(~failed)
+
+    def _difference(self, name: str) -> Tensor:
+        """Return how far a parameter has moved since its round began, fp32 and contiguous."""
+        weight = self.parts.held(name)
+        start = self._start_weight(name, weight).float()
+        if start is self.reference.fetch(name):
+            start = start.clone()
+        return start.sub_(weight.float()).contiguous()
+
+    def _begin_exchange(self, names: Sequence[str], inner_steps: int, flushes: bool) -> None:
+        """Compare what ranks could have called alone, as nothing has changed yet, and begin."""
+        if not self.group.on_stream:
+            self.group.agree(
+                "local_steps",
+                steps=self.steps,
+                inner_steps=inner_steps,
+                flush=int(flushes),
+                learning_rate=self.lr.rate,
+            )
+        if isinstance(self.watch, SharedWatch) and self.watch.due(self.steps // self.fragments):
+            # Other fragments may land meanwhile.
+            self.watch.shared = {name: self.reference[name] for name in names}
+            self.watch.check(self.group, self.device, self.steps)
+        self._flush = flushes
+        self.begin()
+
+    def _average_bundle(self, bundle: Bundle, values: Mapping[str, Tensor]) -> None:
+        """Turn the differences of a bundle into its update, in the same memory."""
+        with uncounted(self.group):
+            self.agree("average", bundle)
+        pieces = [(slot.offset, values[slot.name].view(-1)) for slot in bundle.slots]
+        self.replace(bundle, pieces)
+        # It holds what was sent, and the next exchange is far away.
+        bundle.tally.add_up()
+
+    # --- an exchange that waits -------------------------------------------------------------------
+
+    def _exchange_now(self, number: int, flushes: bool) -> None:
+        """Exchange a fragment bundle by bundle, each of which lands at once.
+
+        So the differences of one bundle are in memory, and not those of the model. All bundles skip
+        the round or none does, because every message says if its rank was finite everywhere.
+        """
+        names = self.names_of(number)
+        bundles = self.bundles_of(number)
+        self._note_finite(bundles)
+        self._begin_exchange(names, self.inner_steps, flushes)
+        ends: dict[str, Tensor] = {}
+        any_skipped = torch.zeros((), dtype=torch.bool, device=self.device)
+        try:
+            for bundle, following in zip(bundles, [*bundles[1:], None], strict=True):
+                values = {slot.name: self._difference(slot.name) for slot in bundle.slots}
+                # These copies run beside the exchange.
+                self._prefetch(bundle, with_momentum=True)
+                self._prefetch(following, with_momentum=False)
+                self._average_bundle(bundle, values)
+                assert bundle.pending is not None, "it was averaged just now"
+                skipped = self.status.last_was_skipped([bundle.pending])
+                bundle.settle(skipped)
+                any_skipped = any_skipped | skipped
+                for name in list(values):
+                    self._outer_step(name, values.pop(name), skipped)
+                    ends[name] = self._start_weight(name, self.parts.held(name))
+                    self._store(name)
+                    if not self.parts.puts_together:
+                        self.parts.put(ends)
+                        ends = {}
+        except BaseException as error:
+            # Some bundles may have landed, here or elsewhere, and others not.
+            self.engine.broken = error if isinstance(error, Exception) else self.engine.broken
+            raise
+        self.status.count += any_skipped
+        if self.parts.puts_together:
+            # A message inside the island, with all its names in order.
+            held = {name: self.parts.held(name) for name in names}
+            self.parts.put({name: ends.get(name, part) for name, part in held.items()})
+        self.parts.refresh()
+
+    # --- an exchange beside training --------------------------------------------------------------
+
+    def _take_off(self, number: int, overlap: int, flushes: bool) -> None:
+        """Take the difference of a fragment, and begin its exchange; it lands `overlap` later."""
+        following = self._following(number)
+        flight = Flight(number, self.inner_steps, self.inner_steps + overlap, flushes, {})
+        for name in self.names_of(number):
+            self._prefetch(following.get(name), with_momentum=False)
+            flight.values[name] = self._difference(name)
+            flight.taken[name] = self.parts.held(name).clone()
+            self.reference.drop([name])
+        self._note_finite(self.bundles_of(number))
+        self.flights.append(flight)
+        # Virtual workers take turns in their exchanges, which a thread would break.
+        if isinstance(self.group, DistributedGroup):
+            self.engine.send(flight, self._exchange)
+            return
+        try:
+            self._exchange(flight)
+            flight.arrived()
+        except BaseException:
+            self.flights.remove(flight)
+            raise
 
     def _exchange(self, flight: Flight) -> None:
         """Turn the difference into the update; nothing of the model is touched."""
@@ -267,36 +207,16 @@ class Rounds(State):
     @torch.no_grad()
     def _average_flight(self, flight: Flight) -> None:
         bundles = self.bundles_of(flight.number)
-        if not self.group.on_stream:
-            # Everything that ranks could have called alone, as nothing has changed yet.
-            self.group.agree(
-                "local_steps",
-                steps=self.steps,
-                inner_steps=flight.taken_at,
-                flush=int(flight.flushes),
-                learning_rate=self.lr.rate,
-            )
-        if isinstance(self.watch, SharedWatch) and self.watch.due(self.steps // self.fragments):
-            # Other fragments may land meanwhile.
-            self.watch.shared = {name: self.reference[name] for name in flight.values}
-            self.watch.check(self.group, self.device, self.steps)
-        self._flush = flight.flushes
-        self.begin()
+        self._begin_exchange(list(flight.values), flight.taken_at, flight.flushes)
         for bundle in bundles:
-            with uncounted(self.group):
-                self.agree("average", bundle)
-            gradients = [flight.values[slot.name].reshape(-1) for slot in bundle.slots]
-            update = self.process(bundle, gradients)
-            for slot in bundle.slots:
-                part = update[slot.offset : slot.offset + slot.numel]
-                flight.values[slot.name] = part.view(slot.shape)
+            self._average_bundle(bundle, flight.values)
         skipped = self.was_skipped()
         self._settle(bundles, skipped)
         self.status.count += skipped
         flight.ok = ~skipped
-        for name, update in flight.values.items():
+        for update in flight.values.values():
             # Otherwise NaN, or the difference of a part without entries.
-            flight.values[name] = torch.where(skipped, 0, update)
+            update.masked_fill_(skipped, 0)
 
     @torch.no_grad()
     def _land(self, flights: Sequence[Flight]) -> None:
@@ -308,59 +228,76 @@ class Rounds(State):
             skipped = ~flight.ok
             now = self.parts.read(flight.values)
             ends: dict[str, Tensor] = {}
+            following = self._following(flight.number)
             for name, weight in now.items():
+                self._prefetch(following.get(name), with_momentum=True)
                 self._outer_step(name, flight.values.pop(name), skipped)
                 ends[name] = start = self._start_weight(name, weight)
-                if flight.taken:
-                    moved = start.float() + (weight.float() - flight.taken.pop(name).float())
-                    ends[name] = torch.where(skipped, start, moved.to(start.dtype))
+                self._store(name)
+                moved = start.float() + (weight.float() - flight.taken.pop(name).float())
+                ends[name] = torch.where(skipped, start, moved.to(start.dtype))
                 if not self.parts.puts_together:
                     self.parts.put(ends)
                     ends = {}
             self.parts.put(ends)
             self.parts.refresh()
 
+    # --- one parameter ----------------------------------------------------------------------------
+
     def _start_weight(self, name: str, weight: Tensor) -> Tensor:
         """Return the weight with which a round begins, in the dtype of `weight`."""
-        start = self.reference[name]
+        start = self.reference.fetch(name)
         if self.keep_unsent and start.numel():
             bundle, slot = self.home(name)
             start = start - bundle.view(bundle.u, slot)
         return start.to(weight.dtype)
 
     def _outer_step(self, name: str, update: Tensor, skipped: Tensor) -> None:
-        """Take the outer step of one parameter: change m and x in place."""
+        """Take the outer step of one parameter: change m and x in place, and use up `update`."""
+        # A skipped bundle is NaN.
+        update.masked_fill_(skipped, 0)
         if self.velocity:
-            velocity = self.velocity[name]
-            new_velocity = self.outer_momentum * velocity + update
-            update = torch.where(skipped, 0, update + self.outer_momentum * new_velocity)
-            velocity.copy_(torch.where(skipped, velocity, new_velocity))
-        self.reference[name].sub_(update, alpha=self.outer_lr)
+            velocity = self.velocity.fetch(name)
+            momentum = torch.full_like(skipped, self.outer_momentum, dtype=torch.float32)
+            velocity.mul_(torch.where(skipped, 1, momentum)).add_(update)
+            for part, speed in stretches(update.view(-1), velocity.view(-1)):
+                part.add_(speed * torch.where(skipped, 0, momentum))
+        self.reference.fetch(name).sub_(update, alpha=self.outer_lr)
 
-    def _wait(self, flight: Flight) -> None:
-        """Wait for the end of an exchange; an interrupt ends it on all ranks."""
-        try:
-            self.engine.wait(flight)
-        except Exception:
-            raise
-        except BaseException as error:  # Ctrl-C
-            self.engine.broken = ExchangeError(f"rank {self.group.rank} has stopped")
-            self.group.give_up(type(error).__name__)
-            self.parts.give_up()
-            raise
+    def _store(self, name: str) -> None:
+        """Keep x and m of a parameter, which the outer step has changed."""
+        self.reference.store(name)
+        if self.velocity:
+            self.velocity.store(name)
 
-    def wait_for_background(self) -> None:
-        """Wait until no exchange runs; updates that have arrived stay on their way."""
+    def _prefetch(self, bundle: Bundle | None, with_momentum: bool) -> None:
+        """Begin to copy x of a bundle to the device if they were offloaded, and m perhaps."""
+        names = _names_in(bundle)
+        self.reference.prefetch(names)
+        if with_momentum and self.velocity:
+            self.velocity.prefetch(names)
+
+    def _following(self, number: int) -> dict[str, Bundle]:
+        """Return by the first parameter of each bundle of a fragment the bundle after it."""
+        bundles = self.bundles_of(number)
+        firsts = [bundle.slots[0].name for bundle in bundles]
+        return dict(zip(firsts, bundles[1:], strict=False))
+
+    def _prefetch_for(self, step: int) -> None:
+        """Begin to copy what is needed first at this inner step: one bundle, to save memory."""
         for flight in self.flights:
-            self._wait(flight)
+            if flight.due == step:
+                self._prefetch(next(iter(self.bundles_of(flight.number)), None), with_momentum=True)
+        for number in range(self.fragments):
+            if is_turn(number, self.fragments, self.every, step):
+                first = next(iter(self.bundles_of(number)), None)
+                self._prefetch(first, with_momentum=False)
 
-    def _raise_broken(self) -> None:
-        if self.engine.broken is not None:
-            raise self.engine.broken
 
-    def refuse_shared(self, what: str) -> None:
-        """Raise StateError inside `shared`, where the model does not hold the own weights."""
-        if self.is_shared:
-            raise StateError(
-                f"{what} inside shared(): the model holds the shared weights; leave it"
-            )
+def stretches(*flat: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield stretches of flat tensors, so that no intermediate is as large as a parameter."""
+    yield from zip(*(tensor.split(STRETCH) for tensor in flat), strict=True)
+
+
+def _names_in(bundle: Bundle | None) -> list[str]:
+    return [] if bundle is None else [slot.name for slot in bundle.slots]

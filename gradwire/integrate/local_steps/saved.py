@@ -138,14 +138,14 @@ def load(local: "LocalSteps", saved: Mapping[str, Any]) -> None:
     """Copy weights, x, m, buffers and the optimisers' state from a checked state."""
     part = saved["local"]
     local.inner_steps = part["inner_steps"]
-    buffers = dict(local.model.named_buffers())
-    for target, source in (
+    for vectors, source in (
         (local.reference, part["reference"]),
         (local.velocity, part["velocity"]),
-        (buffers, part["buffers"]),
     ):
-        for name, tensor in target.items():
-            tensor.copy_(source[name])
+        for name in vectors:
+            vectors.put(name, source[name])
+    for name, buffer in local.model.named_buffers():
+        buffer.copy_(part["buffers"][name])
     local.parts.put(saved["weights"])
     local.parts.refresh()
     local.flights[:] = [_flight(local, saved, note) for note in part.get("flights", [])]

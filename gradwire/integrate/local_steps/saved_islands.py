@@ -23,7 +23,10 @@ def more_saved(local: "LocalSteps") -> MoreSaved:
     cuts = local.cuts()
 
     def wrapped(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: cuts[name].wrap(part.clone()) for name, part in parts.items()}
+        # x may be in the host's memory.
+        return {
+            name: cuts[name].wrap(part.to(local.device, copy=True)) for name, part in parts.items()
+        }
 
     shared = {"reference": wrapped(local.reference)}
     if local.velocity:

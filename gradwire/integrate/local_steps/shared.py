@@ -18,7 +18,10 @@ def shared(local: "LocalSteps") -> Iterator[None]:
     kept = {name: tensor.detach().clone() for name, tensor in own.items()}
     local.is_shared = True
     try:
-        local.parts.put(local.reference)
+        # All at once where the island sends one message, else one after the other, to save memory.
+        names = [list(local.reference)] if local.parts.puts_together else zip(local.reference)
+        for some in names:
+            local.parts.put({name: local.reference[name].to(local.device) for name in some})
         local.parts.refresh()
         yield
     finally:

@@ -18,26 +18,6 @@ from gradwire.workbench.lab.processes import check_command, rank_environment, ru
 from gradwire.workbench.lab.tcp import round_trip
 
 
-def why_not():
-    """Why the real thing cannot be tried here, or nothing."""
-    try:
-        with Lab(2, "100mbit"):
-            return ""
-    except LabError as error:
-        return str(error)
-
-
-@pytest.fixture
-def real():
-    """Namespaces of this machine: one such test at a time, and only where somebody asks for it."""
-    if os.environ.get("GRADWIRE_LAB") != "1":
-        pytest.skip(
-            "builds namespaces as root: GRADWIRE_LAB=1 pytest -n 0 tests/workbench/lab/test_lab.py"
-        )
-    if reason := why_not():
-        pytest.skip(reason)
-
-
 @pytest.mark.parametrize(
     ("text", "bits"),
     [
