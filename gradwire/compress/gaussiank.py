@@ -55,7 +55,7 @@ def gaussiank(
     repaired sends what passes. Only equal entries can leave no such threshold. Then 4k/3 of the
     entries that pass the next lower one are sent, and the others wait in the residual. The mean is
     the mean of a sample.
-    paper and released send 0 to 30 k and more. Every rank's message has room for the most that any
+    paper and released send 0 to 330 k. Every rank's message has room for the most that any
     rank found. For this the ranks exchange their counts, and the host waits once per bundle:
     `stats().length_exchanges`. No CUDA graph can capture that.
     exact (repaired): True: the k largest are sent, of a threshold that at least k pass. This is

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradwire import kernels
 from gradwire.compress.draws import next_number
 from gradwire.compress.method import Method
 from gradwire.compress.thresholds import (
@@ -54,26 +55,9 @@ def mstopk(
     if exact:
         return select_beyond(u, low, k, scan)
     listed = select_beyond(u, low, capacity_for(k, u.numel(), _LISTED), scan)
-    return _with_run(listed, high, k, next_number(memory, u.device))
-
-
-def _with_run(listed: Sparse, high: Tensor, k: int, number: Tensor) -> Sparse:
-    """Return the listed entries beyond `high`, and a run of the others that fills up to k."""
-    real = listed.indices < listed.size
-    sure = real & (listed.values.abs() > high)
-    others = real & ~sure
-    wanted = (k - sure.sum()).clamp(min=0)
-    # The run ends at the last of the others at the latest.
-    start = number % (others.sum() - wanted + 1).clamp(min=1)
-    place = others.cumsum(0) - 1
-    chosen = sure | (others & (place >= start) & (place < start + wanted))
-    # One spare place takes the writes of entries that are not chosen.
-    room = min(k, listed.size)
-    to = torch.where(chosen, chosen.cumsum(0) - 1, room).clamp(max=room)
-    indices = listed.indices.new_full((room + 1,), listed.size).scatter_(0, to, listed.indices)
-    values = listed.values.new_zeros(room + 1).scatter_(0, to, listed.values)
-    count = chosen.sum(dtype=torch.int32).clamp(max=room)
-    return Sparse(indices[:room], values[:room], count, listed.size)
+    number = next_number(memory, u.device)
+    chosen = kernels.fill_run(listed.indices, listed.values, high, k, number, u.numel())
+    return Sparse(*chosen, u.numel())
 
 
 def check_mstopk(options: Mapping[str, Any], user_options: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ signature and the same result, bit for bit. The exceptions are `first_threshold`
 from gradwire.kernels.bisect_list import bisect_list
 from gradwire.kernels.chunks import chunks
 from gradwire.kernels.draw import draw, pick
+from gradwire.kernels.fill_run import fill_run
 from gradwire.kernels.find_by_counts import find_by_counts
 from gradwire.kernels.join import join
 from gradwire.kernels.largest import largest_in_pieces
@@ -28,6 +29,7 @@ __all__ = [
     "bisect_list",
     "chunks",
     "draw",
+    "fill_run",
     "find_by_counts",
     "first_threshold",
     "insert",

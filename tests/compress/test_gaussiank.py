@@ -131,3 +131,14 @@ def test_padding_between_slots_does_not_change_the_fit():
     for z in (0.0, 3.0):
         expected = float(u.mean() + z * u.std())
         assert float(mean_and_deviations(padded, 6400, z)) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("variant", TESTS)
+def test_four_thirds_are_accepted_at_the_first_test(variant):
+    """k = 30 and 40 large entries; at a later test, 1.5^2 times as high, none would pass."""
+    u = torch.ones(600)
+    u[:40] = 100 + 0.01 * torch.arange(40).float()
+    start = mean_and_deviations(u, 600, normal_quantile(0.95 if variant == "paper" else 0.975))
+    assert 2.25 * start > 101
+    found = gradwire.compress(u, "gaussiank", k=30, variant=variant)
+    assert found.indices.tolist() == list(range(40))

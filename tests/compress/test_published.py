@@ -43,8 +43,9 @@ def dgc_loop(u, k, memory):
 
 def test_dgc_is_the_published_loop():
     rounds, cuts, differs = set(), 0, 0
-    for kind, k in CASES:
-        for rank in range(3):
+    kinds = ("gaussian", "t3", "layers", "zeros", "uniform")
+    for kind, k in ((kind, k) for kind in kinds for k in (64, 640, 6400)):
+        for rank in range(2):
             u = draw(kind, SIZE, seed=rank)
             expected, fell, many = dgc_loop(u, k, Memory(rank))
             assert indices_of(choose("dgc", u, k, Memory(rank))) == expected, (kind, k, rank)
@@ -53,7 +54,28 @@ def test_dgc_is_the_published_loop():
             differs += len(expected) != k
     assert {0, 1} <= rounds, "some thresholds were too high"
     assert cuts, "and some too low"
-    assert differs > len(CASES), "top-k would not have done"
+    assert differs > 10, "top-k would not have done"
+
+
+@pytest.mark.parametrize(("n", "sent"), [(100, 100), (130, 130), (131, 130)])
+def test_dgc_accepts_thirteen_tenths(n, sent):
+    """k = 100 of a whole sample: equal entries pass together, and 1.3 k of them fit."""
+    u = torch.ones(SIZE)
+    u[:n] = 5
+    assert indices_of(choose("dgc", u, 100, sample=1.0)) == list(range(sent))
+
+
+@pytest.mark.parametrize(("size", "sent"), [(11.0, 647), (10.5, 7)])
+def test_dgc_lowers_its_threshold_ten_times(size, sent):
+    """The sample sees seven entries of 100; 0.8^10 of that is 10.7."""
+    u, k = torch.ones(SIZE), 640
+    order = torch.arange(float(SIZE))
+    seen = sample_runs(order, SIZE // 100, next_number(Memory(), u.device)).long()
+    unseen = torch.ones(SIZE, dtype=torch.bool)
+    unseen[seen] = False
+    u[unseen.nonzero().flatten()[:640]] = size
+    u[seen[:7]] = 100
+    assert int(choose("dgc", u, k).count) == sent
 
 
 def test_another_sample_of_dgc_chooses_other_entries():

@@ -113,3 +113,23 @@ def test_law_of_the_variants(method, options, exchange):
         kept = torch.stack([cluster.residual(rank) for rank in range(3)]).double().mean(0)
         torch.testing.assert_close(updates + kept, total, rtol=1e-5, atol=1e-5)
     assert updates.any()
+
+
+@pytest.mark.parametrize("method", ["dgc", "mstopk", "randk"])
+def test_a_state_of_an_older_release_loads(method):
+    """dgc and mstopk kept no draws, randk had shared=True by default, stats no length exchanges."""
+    cluster, fresh = (gradwire.VirtualCluster(2, method=method, density=0.01) for _ in range(2))
+    cluster.average(gradients(0))
+    fresh.average(gradients(1))
+    for old, new in zip(cluster._states, fresh._states, strict=True):
+        saved = old.state_dict()
+        del saved["counts"]["length_exchanges"]
+        if method != "randk":
+            for memory in saved["memory"]:
+                del memory["draws"]
+        new.load_state_dict(saved)
+    fresh.average(gradients(2))
+    assert [int(s.bundles[0].memory["draws"]) for s in fresh._states] == [
+        1 + (method == "randk")
+    ] * 2
+    assert fresh.stats().length_exchanges == 0

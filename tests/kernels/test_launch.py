@@ -20,6 +20,7 @@ from gradwire.kernels.triton import (
     bisect_list,
     chunks,
     draw,
+    fill_run,
     find_by_counts,
     join,
     launch,
@@ -165,6 +166,7 @@ CALLS = {
     "insert": lambda _: sketch.insert_triton(zeros(99), 20, INDICES[:3], zeros(()).double()),
     "query": lambda _: sketch.query_triton(zeros(3, 20), INDICES[:3], 99, 16),
     "target": lambda _: target.zero_triton(Target(100, DEVICE)),
+    "fill_run": lambda _: fill_run.fill_run_triton(INDICES, zeros(40), zeros(()), 20, LONG, 99),
     "by counts": lambda _: [
         find_by_counts.find_by_counts_triton(zeros(640), ladder, span, Aim(3, 4, 3, 4), maxima, 64)
         for ladder, span in ((zeros(9), None), (None, zeros(2)))

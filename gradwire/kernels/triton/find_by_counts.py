@@ -18,13 +18,13 @@ from gradwire.kernels.triton.select.turns import DONE, finish_item, next_ticket,
 
 LANES = tl.constexpr(8)
 """Tests of one phase; between two known thresholds only seven of them."""
-SHARE = 2048
-"""Block maxima per item."""
-LIMIT = 4096
-"""Items at most; then each has several shares."""
+SHARE = 512
+"""Block maxima of an item, or a multiple of it."""
+LIMIT = 512
+"""Items at most: a GPU runs about as many programs at once."""
 WARPS = 4
-ROWS = 16
-"""Blocks that are read together."""
+TILE = 1024
+"""Maxima that are counted together."""
 WIDTH = 64
 """Entries per row if there are no maxima."""
 # Words of the workspace behind the counters of select/turns.py, all zero at first: the state, then
@@ -79,42 +79,72 @@ def _tests(work, ladder, span, step, mode, bottom, top, rungs, lane):
 
 
 @triton.jit
-def _count_blocks(maxima, first, last, tests, TILE: tl.constexpr):
+def _lane(values, lane, which):
+    """Return the value of one lane."""
+    return tl.sum(tl.where(lane == which, values, 0))
+
+
+@triton.jit
+def _marks(bits, tests, lane, FIRST: tl.constexpr):
+    """Return a word per entry: a byte for each of four tests, 1 if the entry lies above it."""
+    word = bits * 0
+    for j in tl.static_range(4):
+        word += (bits > _lane(tests, lane, FIRST + j)).to(tl.int32) << (8 * j)
+    return word
+
+
+@triton.jit
+def _add_marks(low, high, lane):
+    """Return the sums of the eight bytes of two words per entry."""
+    words = tl.where((lane < 4)[:, None], low[None, :], high[None, :])
+    return tl.sum((words >> ((lane & 3) * 8)[:, None]) & 255, axis=1)
+
+
+@triton.jit
+def _count_blocks(maxima, first, last, tests, lane, TILE: tl.constexpr):
     """Return how many maxima in [first, last) surely lie above each test."""
-    above = tests * 0
     i = tl.arange(0, TILE)
+    total = lane * 0
     for start in range(first, last, TILE):
         inside = start + i < last
         bits = tl.where(inside, bits_of(tl.load(maxima + start + i, mask=inside, other=0)), 0)
-        above += tl.sum((bits[None, :] > tests[:, None]).to(tl.int32), axis=1)
-    return above
+        low = _marks(bits, tests, lane, 0)
+        total += _add_marks(low, _marks(bits, tests, lane, 4), lane)
+    return total
 
 
 @triton.jit
 def _count_entries(
-    u, size, ids, first, blocks, tests,
+    u, size, ids, first, blocks, tests, lane,
     NAMED: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Return how many entries of some blocks lie above each test; NAMED: of the blocks in `ids`."""
-    total = tl.zeros([8, ROWS, BLOCK], tl.int32)
+    """Return how many entries of some blocks lie above each test; NAMED: of the blocks in `ids`.
+
+    A row is a part of a block that belongs to one thread, which reads 16 bytes at a time.
+    """
+    WIDTH: tl.constexpr = BLOCK if BLOCK < 32 else 32
+    SPLIT: tl.constexpr = BLOCK // WIDTH
+    SOME: tl.constexpr = 128 // u.dtype.element_ty.primitive_bitwidth
+    some = tl.arange(0, SOME)[None, :]
     row = tl.arange(0, ROWS)
-    column = tl.arange(0, BLOCK)
-    for start in range(0, blocks, ROWS):
-        named = start + row < blocks
-        block = first + start + row
+    total = lane * 0
+    for start in range(0, blocks * SPLIT, ROWS):
+        r = start + row
+        named = r < blocks * SPLIT
+        block = first + r // SPLIT
         if NAMED:
             block = tl.load(ids + block, mask=named, other=0)
-        entry = block.to(tl.int64)[:, None] * BLOCK + column[None, :]
-        inside = named[:, None] & (entry < size)
-        bits = magnitude(tl.load(u + entry, mask=inside, other=0))
-        total += (bits[None, :, :] > tests[:, None, None]).to(tl.int32)
-    return tl.sum(tl.sum(total, axis=2), axis=1)
-
-
-@triton.jit
-def _lane(values, lane, which):
-    """Return the value of one lane."""
-    return tl.sum(tl.where(lane == which, values, 0))
+        # The last block's entries may lie past the end, but not past 2^31 - 1.
+        begin = block * BLOCK + r % SPLIT * WIDTH
+        low = row * 0
+        high = row * 0
+        for j in tl.static_range(0, WIDTH, SOME):
+            at = begin[:, None] + (some + j)
+            bits = magnitude(tl.load(u + at, mask=named[:, None] & (at < size), other=0))
+            low += tl.sum(_marks(bits, tests, lane, 0), axis=1)
+            high += tl.sum(_marks(bits, tests, lane, 4), axis=1)
+        total += _add_marks(low, high, lane)
+    return total
 
 
 @triton.jit
@@ -168,7 +198,7 @@ def _decide(
 def _find(
     out, work, u, maxima, ids, ladder, span, step, size, n, rungs, least, most, sure, fine_least,
     fine_most, end, share, items, phases,
-    BLOCK: tl.constexpr, ROWS: tl.constexpr, THREADS: tl.constexpr,
+    BLOCK: tl.constexpr, THREADS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     lane = tl.arange(0, 8)
     number = next_ticket(work)
@@ -194,7 +224,7 @@ def _find(
             blocks = last - first
             lowest = tl.min(tests, axis=0)
             if maxima is not None:
-                above = _count_blocks(maxima, first, last, tests, 1024)
+                above = _count_blocks(maxima, first, last, tests, lane, TILE)
                 tl.atomic_add(counts, above, sem="relaxed")
                 tl.debug_barrier()
                 # Other items may add to this count, and then fewer tests need reading. The counts
@@ -207,7 +237,16 @@ def _find(
                 tl.debug_barrier()
             if blocks > 0:
                 found = _count_entries(
-                    u, size, ids, first, blocks, tests, maxima is not None, BLOCK, ROWS
+                    u,
+                    size,
+                    ids,
+                    first,
+                    blocks,
+                    tests,
+                    lane,
+                    maxima is not None,
+                    BLOCK,
+                    THREADS,
                 )
                 tl.atomic_add(counts + 8, found, sem="relaxed")
             tl.debug_barrier()
@@ -251,6 +290,6 @@ def find_by_counts_triton(
     _launch(
         items, u, out, work, u, maxima, ids, ladder, span, 2.0**-halvings, size, n, rungs,
         aim.least, aim.most, aim.sure(size), aim.fine_least, aim.fine_most, 1 << halvings, share,
-        items, phases, block, ROWS, 32 * WARPS,
+        items, phases, block, 32 * WARPS, TILE,
     )  # fmt: skip
     return out.view(torch.float32)

@@ -29,10 +29,39 @@ def laplace(size: int, generator: torch.Generator) -> Tensor:
 
 def t3(size: int, generator: torch.Generator) -> Tensor:
     """Draw from Student's t with three degrees of freedom, which has heavy tails."""
+    return _student(3, size, generator)
+
+
+def t5(size: int, generator: torch.Generator) -> Tensor:
+    """Draw from Student's t with five degrees of freedom."""
+    return _student(5, size, generator)
+
+
+def _student(degrees: int, size: int, generator: torch.Generator) -> Tensor:
     squares = gaussian(size, generator).square()
-    for _ in range(2):
+    for _ in range(degrees - 1):
         squares += gaussian(size, generator).square()
-    return gaussian(size, generator) / (squares / 3).sqrt()
+    return gaussian(size, generator) / (squares / degrees).sqrt()
+
+
+def gennormal(size: int, generator: torch.Generator) -> Tensor:
+    """Draw with a density that falls as exp(-|x|^0.5): heavier tails than exponential ones."""
+    gamma = laplace(size, generator).abs() + laplace(size, generator).abs()
+    return gamma.square().copysign(gaussian(size, generator))
+
+
+def shifted(size: int, generator: torch.Generator) -> Tensor:
+    """Draw from N(0.3, 1), whose mean is not zero."""
+    return gaussian(size, generator) + 0.3
+
+
+def uniform(size: int, generator: torch.Generator) -> Tensor:
+    """Draw evenly from [-1, 1): there is no tail."""
+    return (
+        torch.rand(size, dtype=torch.float32, device=generator.device, generator=generator)
+        .mul_(2)
+        .sub_(1)
+    )
 
 
 def layers(size: int, generator: torch.Generator) -> Tensor:
@@ -118,7 +147,9 @@ def _one_in(n: int, size: int, generator: torch.Generator) -> Tensor:
     return (drawn < 1 / n).float()
 
 
-USUAL = (gaussian, laplace, t3, layers, network, zeros)
+USUAL = (
+    gaussian, laplace, t5, t3, gennormal, layers, network, zeros, shifted, uniform,
+)  # fmt: skip
 ADVERSARIAL = (
     equal, two_values, sorted_up, one_layer, powers, denormals, few, one_hot, constant,
 )  # fmt: skip

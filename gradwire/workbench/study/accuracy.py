@@ -125,7 +125,9 @@ RECIPES: dict[str, AccuracyRecipe] = {
     "bytes-int4": AccuracyRecipe(_coded("topk/allgather", 1.0, "int4")),
     "bytes-union": AccuracyRecipe(_coded("topk/union", 0.3, "bf16")),
     "bytes-oktopk": AccuracyRecipe(_coded("topk/oktopk", 2.45, "bf16")),
-    "bytes-randk": AccuracyRecipe(_coded("randk/union", 6.3, "bf16", "int32")),
+    "bytes-randk": AccuracyRecipe(
+        _coded("randk/union", 6.3, "bf16", "int32") | {"options": ("shared=true",)}
+    ),
     "bytes-union-4": AccuracyRecipe(_coded("topk/union", 1.25, "bf16"), 0.5, 4, flush=True),
     "bytes-sign-4": AccuracyRecipe(
         _coded("topk/allgather", 7.4, "sign", "auto"), 0.5, 4, flush=True

@@ -113,6 +113,14 @@ def reference_of(module, name):
     return getattr(importlib.import_module(module), f"{name}_torch")
 
 
+def listed(u):
+    """Every entry that is not zero, and padding."""
+    found = u.nonzero().flatten().int()
+    padding = u.numel() - found.numel()
+    indices = torch.cat([found, found.new_full((padding,), u.numel())])
+    return indices, torch.cat([u[found.long()], u.new_zeros(padding)])
+
+
 SEEDS = integers(11, -22, 33)
 TRITON = "gradwire.kernels.triton."
 OPS = {
@@ -142,6 +150,14 @@ OPS = {
     "mean_of_messages": Op("messages", lambda u: [(*gathered(u), torch.float32)]),
     "insert": Op("sketch", lambda u: [(u, 37, SEEDS, constant(2.0**20, torch.float64))]),
     "query": Op("sketch", lambda u: [(u.expand(3, -1).clone(), SEEDS, 999, b) for b in (0, 16)]),
+    "fill_run": Op(
+        "fill_run",
+        lambda u: [
+            (*listed(u), t, k, constant(n), u.numel())
+            for t in (u.abs().median().float(), constant(0.0), constant(9e9))
+            for k, n in ((1, 0), (-(-u.numel() // 3), 2**61 + 5), (u.numel(), 7))
+        ],
+    ),
     "find_by_counts": Op(
         "find_by_counts",
         lambda u: [

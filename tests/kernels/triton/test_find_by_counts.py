@@ -48,9 +48,9 @@ def check(u, ladder, span, aim, halvings=25, blocks=(16, 64)):
     return expected
 
 
-@pytest.mark.parametrize("kind", ["gaussian", "t3", "layers", "zeros"])
+@pytest.mark.parametrize("kind", ["t3", "zeros"])
 def test_every_ladder_and_aim(kind):
-    u = draw(kind, 5_011)
+    u = draw(kind, 3_011)
     for ladder in LADDERS.values():
         for aim in AIMS:
             check(u, torch.tensor(ladder), None, aim, blocks=(64,))
@@ -79,7 +79,7 @@ def test_other_dtypes_and_few_items(monkeypatch):
     monkeypatch.setattr(module, "SHARE", 64)
     monkeypatch.setattr(module, "LIMIT", 3)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        u = draw("laplace", 9_000).to(dtype)
+        u = draw("laplace", 6_000).to(dtype)
         check(u, torch.tensor(LADDERS["near"]), None, AIMS[0])
         check(u, torch.tensor([1e-3]), None, AIMS[3], blocks=(64,))
 

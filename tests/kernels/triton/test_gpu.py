@@ -13,6 +13,8 @@ from gradwire.config import Config
 from gradwire.encode import encode
 from gradwire.kernels.chunks import chunks_torch
 from gradwire.kernels.draw import draw_torch, pick_torch
+from gradwire.kernels.fill_run import fill_run_torch
+from gradwire.kernels.find_by_counts import find_by_counts_torch
 from gradwire.kernels.scan import scan_torch
 from gradwire.kernels.select import topk_torch
 from gradwire.kernels.side_stream import LARGE
@@ -139,6 +141,8 @@ def reference():
         patch.setattr(kernels, "chunks", chunks_torch)
         patch.setattr(kernels, "draw", draw_torch)
         patch.setattr(kernels, "pick", pick_torch)
+        patch.setattr(kernels, "find_by_counts", find_by_counts_torch)
+        patch.setattr(kernels, "fill_run", fill_run_torch)
         yield
 
 
