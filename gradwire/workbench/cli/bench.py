@@ -48,8 +48,9 @@ def _compress(
         "gaussian",
         help="training:gpt or training:resnet50, optionally with @STEP: gradients of a network in "
         "training from that step on (150), whatever --size says. Or drawn: gaussian, laplace, t5, "
-        "t3, gennormal, layers, network, zeros, shifted, uniform, and hard ones: equal, two-values, sorted-up, one-layer, powers, "
-        "denormals, few, one-hot, constant. Several with commas.",
+        "t3, gennormal, layers, network, zeros, shifted, uniform, and hard ones: equal, "
+        "two-values, sorted-up, one-layer, powers, denormals, few, one-hot, constant. "
+        "Several with commas.",
     ),
     data_dir: Path | None = typer.Option(
         None, help="Folder of the books or CIFAR-10 for training; without it, what is embedded."
