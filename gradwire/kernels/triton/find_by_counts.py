@@ -1,8 +1,9 @@
 """find_by_counts on CUDA: one launch, one phase per pass.
 
-In each phase every item counts the block maxima of its share above eight tests, and then reads the
-blocks that may hold an entry above a test. A test that more blocks than enough pass needs no
-reading. The last item to finish takes the next tests from the counts; see select/turns.py.
+In each phase every item counts the block maxima of its share above eight tests. When all have
+counted, every item reads the blocks of its share that may hold an entry above a test. A test that
+more blocks than enough pass needs no reading. The last item to finish takes the next tests from the
+counts; see select/turns.py.
 """
 
 import torch
@@ -201,12 +202,19 @@ def _find(
     BLOCK: tl.constexpr, THREADS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     lane = tl.arange(0, 8)
+    # With maxima every item has two turns in a phase. A count that others still add to may not
+    # decide what is read: the threads of one program would see different counts.
+    turns = items
+    if maxima is not None:
+        turns = 2 * items
     number = next_ticket(work)
-    going = number < phases * items
+    going = number < phases * turns
     while going:
-        phase = number // items
+        phase = number // turns
+        reads = number % turns >= turns - items
         item = number % items
-        wait_for_items(work, phase * (items + 1))
+        finished = phase * (turns + 1)
+        wait_for_items(work, finished + tl.where(reads, turns - items, 0))
         mode = load_shared(work + MODE)
         bottom = load_shared(work + BOTTOM)
         top = load_shared(work + TOP)
@@ -221,37 +229,26 @@ def _find(
             first = item * share
             last = tl.minimum(first + share, n)
             counts = work + COUNTS + 16 * phase + lane
-            blocks = last - first
-            lowest = tl.min(tests, axis=0)
-            if maxima is not None:
+            if reads:
+                blocks = last - first
+                if maxima is not None:
+                    readable = load_shared(counts) <= enough
+                    lowest = tl.min(tl.where(readable, tests, NEVER), axis=0)
+                    blocks = 0
+                    if lowest < NEVER:
+                        blocks = compact(maxima, ids + first, first, last, lowest + 1, THREADS)
+                    tl.debug_barrier()
+                if blocks > 0:
+                    found = _count_entries(
+                        u, size, ids, first, blocks, tests, lane, maxima is not None, BLOCK, THREADS
+                    )
+                    tl.atomic_add(counts + 8, found, sem="relaxed")
+            elif maxima is not None:
                 above = _count_blocks(maxima, first, last, tests, lane, TILE)
                 tl.atomic_add(counts, above, sem="relaxed")
-                tl.debug_barrier()
-                # Other items may add to this count, and then fewer tests need reading. The counts
-                # of tests that need it in the end are complete in any case.
-                readable = load_shared(counts) <= enough
-                lowest = tl.min(tl.where(readable, tests, NEVER), axis=0)
-                blocks = 0
-                if lowest < NEVER:
-                    blocks = compact(maxima, ids + first, first, last, lowest + 1, THREADS)
-                tl.debug_barrier()
-            if blocks > 0:
-                found = _count_entries(
-                    u,
-                    size,
-                    ids,
-                    first,
-                    blocks,
-                    tests,
-                    lane,
-                    maxima is not None,
-                    BLOCK,
-                    THREADS,
-                )
-                tl.atomic_add(counts + 8, found, sem="relaxed")
             tl.debug_barrier()
             done = tl.atomic_add(work + DONE, 1, sem="acq_rel")
-            if done == phase * (items + 1) + items - 1:
+            if done == finished + turns - 1:
                 entries = load_shared(counts + 8)
                 if maxima is not None:
                     sure_blocks = load_shared(counts)
@@ -262,7 +259,7 @@ def _find(
                 )  # fmt: skip
                 finish_item(work)
             number = next_ticket(work)
-            going = number < phases * items
+            going = number < phases * turns
 
 
 _launch = Launcher(_find, "out work ids ladder span step", num_warps=WARPS, enable_fp_fusion=False)
