@@ -36,16 +36,18 @@ def versions(
     *,
     cpu: Callable[..., R] | None = None,
     triton: str | None = None,
+    unseen: bool = False,
 ) -> Callable[[torch.device], Callable[..., R]]:
     """Return a function that chooses the version of an op for a device.
 
     triton: the dotted path of the Triton version. The version is imported on first use, because CPU
-    users need not have Triton.
+    users need not have Triton. unseen: True if that version has not run on a GPU yet; then it is
+    not chosen.
     """
 
     @functools.cache
     def usual(device: torch.device) -> Callable[..., R]:
-        if triton is not None and has_kernels(device):
+        if triton is not None and not unseen and has_kernels(device):
             module, _, name = triton.rpartition(".")
             return getattr(importlib.import_module(module), name)
         return cpu if cpu is not None and device.type == "cpu" else reference

@@ -163,6 +163,10 @@ def threshold_at(places: Tensor, span: Tensor | None, halvings: int) -> Tensor:
     return (low + places.double() * 2.0**-halvings * (high - low)).float()
 
 
-# The Triton version is in triton/find_by_counts.py and is not chosen yet. Its only run on a GPU
-# ended in an illegal access; the mend has passed in the interpreter and has not met a GPU.
-_find_by_counts_on = versions(find_by_counts_torch, cpu=find_by_counts_cpu)
+# Its only run on a GPU ended in an illegal access. The mend has run in the interpreter alone.
+_find_by_counts_on = versions(
+    find_by_counts_torch,
+    cpu=find_by_counts_cpu,
+    triton="gradwire.kernels.triton.find_by_counts.find_by_counts_triton",
+    unseen=True,
+)

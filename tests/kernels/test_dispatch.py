@@ -35,6 +35,13 @@ def test_a_hold_takes_cuda_to_the_reference_and_back(op):
     assert dispatch.uses_triton(CUDA)
 
 
+def test_a_kernel_that_no_gpu_has_run_is_not_chosen(monkeypatch):
+    monkeypatch.setattr(dispatch, "has_kernels", lambda device: device.type == "cuda")
+    path = "gradwire.kernels.dispatch.hold_kernels"
+    op = dispatch.versions("reference", cpu="twin", triton=path, unseen=True)
+    assert (op(CUDA), op(CPU)) == ("reference", "twin")
+
+
 def test_a_bundle_keeps_its_version_to_the_end(op):
     hold = hold_kernels()
     with one_version():
