@@ -7,6 +7,7 @@ docs/two-sites.md has the lines for two sites.
 """
 
 import argparse
+import gc
 import os
 import time
 from pathlib import Path
@@ -117,6 +118,7 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=2)
     train(parser.parse_args())
     if dist.is_initialized():
+        gc.collect()  # what still holds a communicator has to go first
         dist.destroy_process_group()
 
 

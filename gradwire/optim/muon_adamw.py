@@ -14,7 +14,14 @@ from torch.optim.adamw import adamw as adamw_step
 from gradwire.errors import ConfigError, StateError
 from gradwire.optim.newton_schulz import batches, orthogonalise
 from gradwire.optim.roles import Cut, Roles, Split
-from gradwire.optim.shards import cut_out, gather_whole, needs_gathering
+from gradwire.optim.shards import (
+    can_share,
+    cut_out,
+    deal_back,
+    deal_matrices,
+    gather_whole,
+    needs_gathering,
+)
 from gradwire.types import local_of
 
 _FUSED_ON = ("cuda", "cpu")
@@ -99,8 +106,8 @@ class MuonAdamW(Optimizer):
     This is torch.optim.Muon with adjust_lr_fn="match_rms_adamw", for all matrices of one shape at
     once. State and groups are plain, so schedulers, checkpoints and GradScaler work as with torch.
 
-    Of a model in fully_shard every rank keeps its shard of the state. The matrices are gathered in
-    bf16 for NS, inside the island, because NS needs whole matrices.
+    Of a model in fully_shard every rank keeps its shard of the state. NS needs whole matrices, so
+    the ranks of an island deal them out in bf16: each runs NS on its share, and deals it back.
     """
 
     def __init__(self, groups: Sequence[dict[str, Any]], lr: float, weight_decay: float) -> None:
@@ -173,23 +180,29 @@ class MuonAdamW(Optimizer):
             self._sharded_step([sharded[i] for i in places], group)
 
     def _sharded_step(self, parameters: list[Tensor], group: Mapping[str, Any]) -> None:
-        """Take Muon's step with shards: every rank of an island gathers the matrices, in bf16."""
-        whole = []
+        """Take Muon's step with shards of parameters of one shape, which travel in bf16.
+
+        Every rank of an island orthogonalises its share of them. Where they are cut along several
+        axes, every rank gathers all.
+        """
+        shards = []
         for p in parameters:
             assert p.grad is not None, "step leaves these out"
             gradient, moment = local_of(p.grad), local_of(self.state[p]["momentum_buffer"])
             mine = torch.empty_like(gradient, dtype=torch.bfloat16)
             torch.lerp(gradient, moment, group["momentum"], out=mine)
-            whole.append(gather_whole(mine, p))
-        matrices = [matrix for tensor in whole for matrix in _matrices(tensor, group["cut"])]
-        moves = [torch.empty_like(tensor, dtype=torch.float32) for tensor in whole]
-        parts = [part for tensor in moves for part in _matrices(tensor, group["cut"])]
-        for places in batches(matrices):
-            updates = orthogonalise(torch.stack([matrices[i] for i in places]))
-            for i, update in zip(places, updates, strict=True):
-                torch.mul(update, -_rate(update, float(group["lr"])), out=parts[i])
+            shards.append(mine)
+        first, cut = parameters[0], group["cut"]
+        alike = _matrices(torch.empty(first.shape, device="meta"), cut)
+        largest = max(_rate(matrix, 1.0) for matrix in alike)
+        if can_share(first):
+            updates = _orthogonal_parts(deal_matrices(shards, first), cut, 1 / largest)
+            moves: Sequence[Tensor] = deal_back(updates, len(parameters), first)
+        else:
+            whole = torch.stack([gather_whole(mine, first) for mine in shards])
+            moves = [cut_out(move, first) for move in _orthogonal_parts(whole, cut, 1 / largest)]
         for p, move in zip(parameters, moves, strict=True):
-            local_of(p).add_(cut_out(move, p))
+            local_of(p).add_(move, alpha=-largest * float(group["lr"]))
 
     def _adamw_step(self, parameters: list[Tensor], group: Mapping[str, Any]) -> None:
         for p in parameters:
@@ -232,6 +245,21 @@ class MuonAdamW(Optimizer):
                 alike[key] = alike.get(key, 0) + 1
             lines += [f"    {n} x {name} {list(shape)}" for (name, shape), n in alike.items()]
         return "\n".join(lines)
+
+
+def _orthogonal_parts(whole: Tensor, cut: Cut | None, scale: float) -> Tensor:
+    """Return stacked tensors with each of their matrices orthogonalised, times its rate at `scale`.
+
+    The largest rate is 1, and multiplies without rounding.
+    """
+    moves = torch.empty_like(whole)
+    matrices = [matrix for tensor in whole for matrix in _matrices(tensor, cut)]
+    parts = [part for tensor in moves for part in _matrices(tensor, cut)]
+    for places in batches(matrices):
+        updates = orthogonalise(torch.stack([matrices[i] for i in places]))
+        for i, update in zip(places, updates, strict=True):
+            torch.mul(update, _rate(update, scale), out=parts[i])
+    return moves
 
 
 def _rate(matrix: Tensor, lr: float) -> float:

@@ -198,23 +198,25 @@ def _predict_islands(
     """Return the mean step where FSDP2 shards the model inside each node.
 
     Every rank exchanges its shard with one rank of each other node, and the ranks of a node share
-    its link. Muon gathers each matrix inside the node in bf16, and every rank computes all of it.
+    its link. Muon's matrices are dealt out inside the node in bf16, and back, and every rank has
+    its share of the products.
     """
     inside = predict(Way("fsdp-bf16", ""), load, device, network.inner, bundle_mb)
     part = by_count(max(1, load.entries // network.local), 0.0)
     part = replace(part, optimizer="muon")
     outer = predict(replace(way, islands=False), part, device, network.between, bundle_mb)
     others = network.local - 1
-    gathered = network.inside(2 * load.entries * others / network.local, others)
-    compute = load.seconds
-    if load.optimizer != "muon":
-        compute += muon_seconds(load.shapes, device)
-    exchange = inside.exchange + outer.exchange + network.seconds(gathered)
+    dealt = network.inside(4 * load.entries * others / network.local**2, 2 * others)
+    products = muon_seconds(load.shapes, device)
+    compute = load.seconds + products / network.local
+    if load.optimizer == "muon":
+        compute -= products
+    exchange = inside.exchange + outer.exchange + network.seconds(dealt)
     compress, decode = inside.compress + outer.compress, inside.decode + outer.decode
     total = compute + compress + outer.encode + exchange + decode - inside.hidden
     return Prediction(
         way, total, compute, compress, outer.encode, exchange, decode, inside.hidden,
-        inside.bytes + outer.bytes + gathered.bytes, outer.bundles, bundle_mb,
+        inside.bytes + outer.bytes + dealt.bytes, outer.bundles, bundle_mb,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import gradwire
-from gradwire.optim import muon
+from gradwire.optim import muon, muon_adamw
 from tests.integrate.fsdp import models as sharded
 from tests.integrate.island_models import Islander, Plain, tensor_parallel
 
@@ -250,6 +250,24 @@ class Projections(sharded.Net):
         for block in self.blocks:
             x = block(x)
         return self.last(x)
+
+
+def counted(rank, kind):
+    """The matrices that this rank orthogonalises in a step."""
+    real, seen = muon_adamw.orthogonalise, []
+    muon_adamw.orthogonalise = lambda stack: seen.append(len(stack)) or real(stack)
+    try:
+        muon_steps(rank, kind)
+    finally:
+        muon_adamw.orthogonalise = real
+    return sum(seen)
+
+
+def test_the_ranks_of_an_island_share_muons_products(ranks):
+    """Of three tensors of one shape one rank has two; a stack of experts is dealt as a whole."""
+    (every, *_), cut = ranks.run(4, counted, "ddp"), ranks.run(4, counted, "fsdp2")
+    assert cut[0] + cut[1] == cut[2] + cut[3] == every
+    assert 0 < min(cut) <= max(cut) < every
 
 
 def test_muon_on_shards_is_muon(ranks):

@@ -140,8 +140,9 @@ def test_an_island_sends_every_entry_once_over_all_its_links():
     lonely = predict(way("muon"), load("muon"), H200, network)
     assert lonely.exchange > 7 * found.exchange, "16 workers, of which each sends everything"
     inside = predict(Way("fsdp-bf16", ""), load("muon"), H200, network.inner)
-    gathered = 2 * load().entries * 7 / 8
-    assert found.bytes == pytest.approx(inside.bytes + gathered + pair.bytes / 8, rel=0.05)
+    dealt = 2 * 2 * load().entries / 8 * 7 / 8
+    assert found.bytes == pytest.approx(inside.bytes + dealt + pair.bytes / 8, rel=0.02)
+    assert 0.1 - found.compute == pytest.approx(7 / 8 * muon_seconds(SHAPES, H200))
     assert memory_bytes(replace(way("muon"), islands=True), network) == 12 / 8
 
 

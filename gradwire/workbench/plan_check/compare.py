@@ -13,6 +13,7 @@ from gradwire.plan.network import LATENCY, Network
 from gradwire.plan.powersgd import powersgd_rank
 from gradwire.plan.predict import Prediction, Way, predict
 from gradwire.plan.work import Work
+from gradwire.recipes import LOCAL_RECIPES
 from gradwire.workbench.models.workload import workload_by_name
 
 TORCH_HOOKS = {"dense": Way("ddp", ""), "bf16": Way("bf16-hook", "")}
@@ -88,7 +89,12 @@ def compare_rows(rows: Iterable[BenchRow]) -> list[ComparedStep]:
         if way is None or not row["seconds"]:
             continue
         ranks, link = row["ranks"], row["link"]["measured"] / 8
+        if way.every > 1:
+            # Its own run without an exchange, in which Muon steps already.
+            computing = row["never_seconds"]
         load = workload_by_name(row["model"], MACHINES["cpu"], None, computing)
+        if way.every > 1:
+            load = replace(load, optimizer="muon")
         network = Network(ranks, ranks, link, row["link"].get("latency") or LATENCY)
         stages = alone.get(_key(row))
         work = stages and _work_of(stages, _ranks_per_core(row))
@@ -148,9 +154,22 @@ def _way(row: BenchRow) -> Way | None:
     if powersgd_rank(name):
         return Way(name, "")
     method = name.partition("/")[0]
+    if method in LOCAL_RECIPES:
+        return _local_way(row, method)
     if method not in METHODS or not row["exchange"]:
         return None
     return Way(method, row["exchange"], row["values"], row["indices"], row["density"])
+
+
+def _local_way(row: BenchRow, recipe: str) -> Way | None:
+    """Return the way of local steps; None if they have what the planner does not know."""
+    unknown = ("overlap=", "fragments=", "offload=")
+    if row["islands"] or any(word in row["method"] for word in unknown):
+        return None
+    return Way(
+        LOCAL_RECIPES[recipe].fields["method"], row["exchange"], row["values"], row["indices"],
+        row["density"], recipe, row["every"],
+    )  # fmt: skip
 
 
 def _bundle_mb(row: BenchRow) -> float:

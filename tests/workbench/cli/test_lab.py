@@ -10,7 +10,7 @@ pytest.importorskip("typer")
 from gradwire.workbench import cli
 from gradwire.workbench.lab import lab as plumbing
 from gradwire.workbench.lab import processes
-from tests.workbench.lab.test_lab import real  # noqa: F401
+from tests.workbench.lab.conftest import real  # noqa: F401
 
 
 @pytest.fixture

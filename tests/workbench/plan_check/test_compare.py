@@ -56,6 +56,25 @@ def test_a_gpus_rows_are_predicted_within_15_percent():
         assert abs(row.error) < 0.15, (row.model, row.method, row.error)
 
 
+LOCAL = {
+    "model": "gpt-124m", "exchange": "allgather", "bundle_bytes": 198_000_000, "values": "sign",
+    "indices": "auto", "density": 0.5, "every": 5, "islands": 0, "noop_seconds": 0.4,
+    "never_seconds": 0.5, "seconds": {"median": 0.7}, "link": {"asked": 1e9, "measured": SLOW},
+}  # fmt: skip
+
+
+def test_local_steps_are_predicted_from_never():
+    """582 Mbit a round of five steps are 122 ms a step."""
+    row = SHARED | LOCAL
+    (found,) = compare_rows([row | {"method": "muon"}])
+    assert found.prediction.compute == 0.5
+    assert found.prediction.exchange == pytest.approx(582e6 / SLOW / 5, rel=0.02)
+    assert found.error == pytest.approx(found.prediction.seconds / 0.7 - 1)
+    later = ["muon:overlap=3", "muon:fragments=2:overlap=1", "muon:offload=true"]
+    others = [row | {"method": name} for name in later]
+    assert compare_rows([*others, row | {"method": "muon", "islands": 2}]) == []
+
+
 def test_rows_that_nothing_is_known_of_are_left_out(tmp_path):
     file = tmp_path / "rows.jsonl"
     other = [row | {"method": name} for row in rows() for name in ("noop", "barrier", "odd")]
