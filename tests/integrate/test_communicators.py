@@ -276,9 +276,9 @@ def test_only_what_every_rank_gave_back_is_used_again(ranks):
 
 def uneven(rank):
     """Ranks that know other numbers of groups attach, and make a group together afterwards."""
-    if rank > 0:
-        dist.new_group([1, 2], use_local_synchronization=True)
     pair = dist.new_group([0, 1])
+    if rank == 1:
+        dist.new_group([1], use_local_synchronization=True)
     if rank < 2:
         ddp = DistributedDataParallel(models.model(), process_group=pair)
         wire = gradwire.attach(ddp, density=0.1, dense_below=0)
