@@ -115,7 +115,7 @@ def synthetic_batch(
 
 def island_groups(islands: int, world: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
     """Return the ranks of this rank's island, and its counterparts in all islands (collective)."""
-    table = torch.arange(world).reshape(islands, -1)
+    table = torch.arange(world, dtype=torch.int64).reshape(islands, -1)
     inside, _ = dist.new_subgroups_by_enumeration(table.tolist())
     across, _ = dist.new_subgroups_by_enumeration(table.T.tolist())
     assert inside is not None

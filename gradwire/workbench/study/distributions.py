@@ -30,10 +30,7 @@ from gradwire.workbench.train.options import resolve
 
 FIGURES = {"dense": "Figure 7", "topk": "Figure 2", "gaussiank": "Figure 8"}
 RELEASED = ("variant=released",)
-"""The option for the paper's own Gaussian_k.
-
-gradwire's repaired version chooses the same entries as top-k, so its histograms would be the same.
-"""
+"""The option for the paper's own Gaussian_k, which Figure 8 shows."""
 DENSITY = 0.001
 EDGE, BINS = 10.0, 81
 """Histograms have BINS bins from -EDGE to EDGE, in units of rms."""
