@@ -193,7 +193,7 @@ class MuonAdamW(Optimizer):
             torch.lerp(gradient, moment, group["momentum"], out=mine)
             shards.append(mine)
         first, cut = parameters[0], group["cut"]
-        alike = _matrices(torch.empty(first.shape, device="meta"), cut)
+        alike = _matrices(torch.empty(first.shape, dtype=torch.float32, device="meta"), cut)
         largest = max(_rate(matrix, 1.0) for matrix in alike)
         if can_share(first):
             updates = _orthogonal_parts(deal_matrices(shards, first), cut, 1 / largest)

@@ -46,7 +46,7 @@ def _move(local: Tensor, mesh: Any, before: int, after: int, size: torch.Size) -
     """Cut a stack of tensors along another dimension: an all-to-all inside the island."""
     from torch.distributed.tensor import DTensor, Shard
 
-    stride = torch.empty(size, device="meta").stride()
+    stride = torch.empty(size, dtype=torch.float32, device="meta").stride()
     stack = DTensor.from_local(
         local, mesh, [Shard(before)], run_check=False, shape=size, stride=stride
     )
