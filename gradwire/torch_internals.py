@@ -547,7 +547,7 @@ def kernel_cache() -> str:
     """Return the folder in which Triton keeps compiled kernels. Seen in Triton 3.6, 3.7 and 3.9."""
     from triton import knobs
 
-    return str(_get(_get(knobs, "cache", "triton.knobs"), "dir", "triton.knobs.cache"))
+    return str(_get(knobs.cache, "dir", "triton.knobs.cache"))
 
 
 # --- the workbench ---------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import copy
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -31,7 +31,7 @@ class Case(NamedTuple):
     """works: whether the function does its work on torch's own objects.
 
     without: a call that must miss the name; None where the name is missing by design. home: what
-    the name is taken away from first.
+    the name is taken away from first, or a function that returns it.
     """
 
     works: Callable[[Any], bool]
@@ -274,6 +274,17 @@ CASES = {
         lambda t: "packed_metadata" in names_of(t.compilation),
         lambda: internals.relaunch(SimpleNamespace(run=print, function=print)),
     ),
+    "triton.JITFunction.warmup": Case(
+        lambda t: hasattr(t.kernel, "warmup"), lambda: internals.compile_only(BARE, (), {})
+    ),
+    "triton.runtime.driver.set_active": Case(
+        lambda t: hasattr(triton_driver(), "set_active"),
+        lambda: internals.without_a_gpu((9, 0)),
+        lambda: triton_driver(),
+    ),
+    "triton.knobs.cache.dir": Case(
+        lambda t: "cache" in internals.kernel_cache(), lambda: without_cache_dir()
+    ),
     "torch.nn.modules.batchnorm._BatchNorm": Case(
         lambda t: isinstance(nn.BatchNorm2d(1), internals.batch_norm()),
         internals.batch_norm,
@@ -287,6 +298,26 @@ CASES = {
     # torch loads it by itself when it is asked for, so it cannot be taken away.
     "torch._dynamo": Case(lambda t: keeps_forms()),
 }
+
+
+def triton_driver():
+    """The class of Triton's driver. Triton reads the environment when it is imported: not above."""
+    from triton.runtime.driver import driver
+
+    return type(driver)
+
+
+def without_cache_dir():
+    """Ask for the folder while its descriptor is away; pytest does not see it in the class."""
+    from triton import knobs
+
+    kind = type(knobs.cache)
+    descriptor = vars(kind)["dir"]
+    del kind.dir
+    try:
+        internals.kernel_cache()
+    finally:
+        kind.dir = descriptor
 
 
 def t_module():
@@ -402,8 +433,11 @@ def test_this_torch_has(name, answers):
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.without])
 def test_a_torch_without_it_is_one_line(name, monkeypatch):
     case = CASES[name]
+    if name.startswith("triton") and not HAS_TRITON:
+        pytest.skip("Triton is not installed")
     if case.home is not None:
-        monkeypatch.delattr(case.home, name.rpartition(".")[2], raising=False)
+        home = case.home() if isinstance(case.home, FunctionType) else case.home
+        monkeypatch.delattr(home, name.rpartition(".")[2], raising=False)
     with pytest.raises(VersionError) as caught:
         case.without()
     oldest, newest = (".".join(map(str, version)) for version in internals.KNOWN_TORCH)
@@ -416,7 +450,18 @@ def test_a_torch_without_it_is_one_line(name, monkeypatch):
 PACKAGE = Path(gradwire.__file__).parent
 ASKERS = {"getattr": 1, "hasattr": 1, "_get": 1, "_of_group": 1}
 """Functions that are given a name, and which argument it is."""
-PLAIN = {"device", "enable", "fn", "function", "kwargs", "module", "modules", "run"}
+PLAIN = {
+    "device",
+    "dir",
+    "enable",
+    "fn",
+    "function",
+    "kwargs",
+    "module",
+    "modules",
+    "run",
+    "warmup",
+}
 """Names of records of FSDP2 and Triton that other things have too."""
 
 
