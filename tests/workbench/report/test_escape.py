@@ -115,6 +115,8 @@ def test_rows_of_another_study_are_one_line(tmp_path):
 
 
 def test_a_benchmark():
-    row = Row(BAD, 100, 1, 1, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.01, BAD, BAD, BAD, 0.5, None, timed=1)
+    row = Row(
+        BAD, 100, 1, 1, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.01, BAD, BAD, BAD, 0.5, None, timed=1
+    )
     # device and versions above, the legend, the table's method and data, and three charts of four
     safe(bench_page([row]), 2 + 1 + 2 + 3)
