@@ -32,7 +32,7 @@ class Config:
     indices: how indices travel: "int32", "packed" (12 bits each at density 0.001), "local16",
         "bitmap", or "auto", the smallest.
     rounding: how bf16, int8 and int4 values are rounded: "nearest" or "stochastic".
-    options: the options of the method and of the exchange by name, e.g. shared=False for randk or
+    options: the options of the method and of the exchange by name, e.g. shared=True for randk or
         rows=3 for gs-sgd.
     dense: patterns of parameter names that are never compressed, e.g. *.bias or bn*.
     dense_steps: steps at the start that send everything.

@@ -482,6 +482,16 @@ def memory_format_codes() -> Any:
     return _get(metadata, "_MEM_FORMAT_ENCODING", "torch.distributed.checkpoint.metadata")
 
 
+def fake_tensors() -> Any:
+    """Return torch's module of tensors that have shapes and no contents.
+
+    A wire's steps are rehearsed with them, without memory and without a GPU. Seen in 2.11 to 2.15.
+    """
+    import torch._subclasses.fake_tensor
+
+    return _get(torch, "_subclasses", "torch").fake_tensor
+
+
 # --- Triton ----------------------------------------------------------------------------------
 
 

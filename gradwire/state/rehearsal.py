@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from multiprocessing import get_context
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +28,7 @@ from gradwire.kernels.scan import Piece
 from gradwire.kernels.side_stream import Target
 from gradwire.ranks.echo import EchoGroup
 from gradwire.state.choice import choose
-from gradwire.torch_internals import compile_only, without_a_gpu
+from gradwire.torch_internals import compile_only, fake_tensors, without_a_gpu
 from gradwire.types import Slot
 
 DEVICE = torch.device("cuda", 0)
@@ -57,17 +58,22 @@ class _Pointer:
 
 
 def rehearse(job: Mapping[str, Any]) -> list[Launch]:
-    """Return every launch of the job that Triton would compile, once each."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    """Return every launch of the job that Triton would compile, once each.
 
+    A step that asks for values, such as the length of a message, cannot be rehearsed to its end.
+    What it launches later is compiled at its first launch.
+    """
     capability = tuple(job["capability"])
     _pretend(capability, job["processors"])
     noted: dict[Hashable, Launch] = {}
     _note_launches(noted)
     config = Config(**job["config"])
-    with FakeTensorMode(), torch.no_grad():
+    fake = fake_tensors()
+    asks = fake.DataDependentOutputException, fake.DynamicOutputShapeException
+    with fake.FakeTensorMode(), torch.no_grad():
         for described in job["bundles"]:
-            _rehearse_bundle(config, described, job["ranks"])
+            with suppress(*asks):
+                _rehearse_bundle(config, described, job["ranks"])
     return list(noted.values())
 
 
@@ -146,8 +152,6 @@ class _NoStream:
 
 def _pretend(capability: tuple[int, int], processors: int) -> None:
     """Make this process believe in a GPU: of its functions those that a step calls."""
-    from torch._subclasses.fake_tensor import FakeTensor
-
     from gradwire.kernels.triton import launch, workspace
 
     addresses: dict[int, int] = {}
@@ -159,9 +163,10 @@ def _pretend(capability: tuple[int, int], processors: int) -> None:
         return first + int(tensor.storage_offset()) * tensor.element_size()
 
     properties = SimpleNamespace(multi_processor_count=processors)
-    _replace(FakeTensor, "data_ptr", address)
-    _replace(FakeTensor, "pin_memory", lambda tensor, *_: tensor)
-    _replace(FakeTensor, "record_stream", lambda tensor, stream: None)
+    kind = fake_tensors().FakeTensor
+    _replace(kind, "data_ptr", address)
+    _replace(kind, "pin_memory", lambda tensor, *_: tensor)
+    _replace(kind, "record_stream", lambda tensor, stream: None)
     _replace(torch.cuda, "is_current_stream_capturing", lambda: False)
     _replace(torch.cuda, "current_stream", _NoStream)
     _replace(torch.cuda, "Stream", _NoStream)

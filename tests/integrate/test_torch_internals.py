@@ -256,6 +256,9 @@ CASES = {
             and internals.LAYOUT[0] == torch.serialization.__name__
         )
     ),
+    "torch._subclasses": Case(
+        lambda t: hasattr(internals.fake_tensors(), "FakeTensorMode"), internals.fake_tensors, torch
+    ),
     "triton.JITFunction.fn": Case(
         lambda t: internals.kernel_function(t.kernel) is one,
         lambda: internals.kernel_function(BARE),

@@ -112,7 +112,16 @@ CAN_PRETEND = torch.version.cuda is not None
 
 
 @pytest.mark.skipif(not CAN_PRETEND, reason="needs a torch that was built for CUDA; no GPU")
-@pytest.mark.parametrize("fields", [{}, {"method": "gaussiank", "values": "int8"}], ids=str)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"method": "dgc", "values": "int8"},
+        # It asks for its counts in the middle of a step.
+        {"method": "gaussiank", "options": {"variant": "paper"}},
+    ],
+    ids=str,
+)
 def test_a_rehearsal_compiles_what_steps_launch(tmp_path, fields):
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(
@@ -121,6 +130,9 @@ def test_a_rehearsal_compiles_what_steps_launch(tmp_path, fields):
         env=environment | {"TRITON_CACHE_DIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""},
     )  # fmt: skip
     names = {path.name.rpartition(".")[0] for path in tmp_path.glob("*/*.cubin")}
+    if "options" in fields:
+        assert names
+        return
     assert int(done.stdout) >= len(names) > 3
     assert "winners" in names
     assert any("scan" in name for name in names)
